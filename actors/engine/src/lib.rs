@@ -1,0 +1,1 @@
+//! The engine contract and the engines behind it.

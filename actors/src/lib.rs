@@ -1,0 +1,1 @@
+//! The cast: one actor a file, and the pure decisions they take.

@@ -1,0 +1,96 @@
+//! Every metric name, once. Labels take closed enums or registered names only, never client text.
+
+/// What kind of number a metric is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricKind {
+    /// Only rises.
+    Counter,
+    /// Rises and falls; back at zero at rest unless its help says otherwise.
+    Gauge,
+    /// A distribution in the unit its name ends with.
+    Histogram,
+}
+
+macro_rules! metrics {
+    ($($variant:ident $kind:ident $name:literal $help:literal)*) => {
+        /// The name of a metric. `metrics::counter!(Metric::X.name())` and its kin take it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Metric { $(#[doc = $help] $variant),* }
+
+        impl Metric {
+            /// All of them, in the order of the documentation.
+            pub const ALL: &'static [Metric] = &[$(Metric::$variant),*];
+
+            /// The name on `/metrics`.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Metric::$variant => $name),* }
+            }
+
+            /// Counter, gauge or histogram.
+            #[must_use]
+            pub const fn kind(self) -> MetricKind {
+                match self { $(Metric::$variant => MetricKind::$kind),* }
+            }
+
+            /// One sentence for people.
+            #[must_use]
+            pub const fn help(self) -> &'static str {
+                match self { $(Metric::$variant => $help),* }
+            }
+        }
+    };
+}
+
+metrics! {
+    GatewayRequests Counter "starling_gateway_requests_total" "Requests by route and status class."
+    GatewayInFlight Gauge "starling_gateway_requests_in_flight" "Requests from accept to the end of their body."
+    GatewayPermits Gauge "starling_gateway_permits_in_use" "Admission permits held."
+    GatewayTtft Histogram "starling_gateway_ttft_seconds" "Time from accept to the first token."
+    GatewayItl Histogram "starling_gateway_itl_seconds" "Time between tokens of one stream."
+    GatewayCancelled Counter "starling_gateway_cancelled_total" "Requests whose client left before the end."
+    GatewayRetries Counter "starling_gateway_retries_total" "Requests sent to another worker before their first token."
+    RouterDecisions Counter "starling_router_decisions_total" "Decisions by outcome."
+    RouterReservations Gauge "starling_router_reservations" "Reservations held for requests in flight."
+    RouterFallbacks Counter "starling_router_fallbacks_total" "Decisions taken without the owning shard."
+    RouterHitPredicted Counter "starling_router_hit_blocks_predicted_total" "Prefix blocks expected on the chosen worker."
+    IndexBlocks Gauge "starling_index_blocks" "(worker, block) memberships in the prefix index; not zero at rest."
+    IndexEvents Counter "starling_index_events_total" "KV events applied."
+    IndexResyncs Counter "starling_index_resyncs_total" "Inventories taken after a gap or a reconnect."
+    WorkerRunning Gauge "starling_worker_sequences_running" "Sequences in the batch."
+    WorkerWaiting Gauge "starling_worker_sequences_waiting" "Sequences queued at the worker."
+    WorkerKvBlocksUsed Gauge "starling_worker_kv_blocks_pinned" "KV blocks pinned by live sequences."
+    WorkerKvBlocksCached Gauge "starling_worker_kv_blocks_cached" "KV blocks kept for reuse; not zero at rest."
+    WorkerTokensGenerated Counter "starling_worker_tokens_generated_total" "Tokens sampled."
+    WorkerTokensPrefilled Counter "starling_worker_tokens_prefilled_total" "Prompt tokens computed."
+    WorkerTokensCached Counter "starling_worker_tokens_cached_total" "Prompt tokens taken from the prefix cache."
+    WorkerRejected Counter "starling_worker_rejected_total" "Requests refused by the worker, by reason."
+    WorkerStepSeconds Histogram "starling_worker_step_seconds" "Wall time of one engine step."
+    LinksOpen Gauge "starling_links_open" "Links to other nodes; not zero at rest."
+    StreamsOpen Gauge "starling_streams_open" "Request streams open on this node, both directions; subscriptions are counted apart."
+    SubscriptionsOpen Gauge "starling_subscriptions_open" "Long-lived internal streams; not zero at rest."
+    StreamCreditsOut Gauge "starling_stream_credit_frames_outstanding" "Frames sent on request streams and not yet credited back."
+    StreamsBroken Counter "starling_streams_broken_total" "Streams that ended without an end frame, by reason."
+    GossipMembers Gauge "starling_gossip_members" "Members believed alive, this node included; not zero at rest."
+    GossipPackets Counter "starling_gossip_packets_total" "Gossip packets by direction."
+    GossipDropped Counter "starling_gossip_packets_dropped_total" "Gossip packets refused, by reason."
+    StaleRefused Counter "starling_stale_incarnation_refused_total" "Messages about an earlier incarnation, refused."
+    ActorRestarts Counter "starling_actor_restarts_total" "Actors restarted by their supervisor, by kind."
+    SessionsOpen Gauge "starling_sessions_open" "Actor sessions to other nodes; not zero at rest."
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_counters_end_in_total() {
+        let mut names: Vec<_> = Metric::ALL.iter().map(|m| m.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Metric::ALL.len());
+        for metric in Metric::ALL {
+            assert_eq!(metric.kind() == MetricKind::Counter, metric.name().ends_with("_total"), "{metric:?}");
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Who is in the cluster, and how bytes travel between its nodes.

@@ -1,0 +1,2 @@
+//! The `starling` binary.
+fn main() {}
