@@ -1,0 +1,1 @@
+//! The engine that drives a backend.

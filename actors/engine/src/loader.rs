@@ -1,0 +1,92 @@
+//! From a path to engines: one loaded model feeds every worker of its process.
+
+use std::path::PathBuf;
+
+use starling_ids::ModelId;
+use thiserror::Error;
+
+use crate::{
+    bundle::TokenizerBundle,
+    contract::{Engine, ModelCard},
+};
+
+/// Which engine computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineKind {
+    /// A real model on this machine's CPU.
+    Embedded,
+    /// A timing model; answers are made up.
+    Simulated,
+}
+
+/// What to load and how large its engines are.
+#[derive(Debug, Clone)]
+pub struct ModelOptions {
+    /// Which engine.
+    pub kind: EngineKind,
+    /// A GGUF file or a Hugging Face folder. `None` is allowed for the simulated engine only.
+    pub path: Option<PathBuf>,
+    /// The name to serve it under; `None` derives it from the file.
+    pub served_name: Option<ModelId>,
+    /// Threads that compute, shared by all engines of this model; 0 means one per core.
+    pub threads: usize,
+    /// KV memory of each engine, bytes.
+    pub kv_bytes: usize,
+    /// Sequences decoded in one step by each engine.
+    pub sequences_max: u32,
+    /// Sequences queued at each engine.
+    pub waiting_max: u32,
+    /// Tokens computed in one step by each engine.
+    pub batch_tokens_max: u32,
+}
+
+/// What loading is doing, for a person who waits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Progress {
+    /// `reading`, `repacking`, `checking`.
+    pub stage: &'static str,
+    /// Work done, 0 to 1.
+    pub share: f32,
+}
+
+/// Why a model cannot be served. Each names the file and what would be right.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// No such file, or it cannot be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("{path}: {reason}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+    /// A model of another family.
+    #[error("{path}: architecture {architecture:?} is not supported; supported: llama")]
+    Architecture {
+        /// The file.
+        path: PathBuf,
+        /// What it says it is.
+        architecture: String,
+    },
+    /// Options that cannot work together.
+    #[error("{0}")]
+    Options(String),
+}
+
+/// Weights and tokenizer in memory, shared; cheap to clone.
+pub trait LoadedModel: Send + Sync {
+    /// The model.
+    fn card(&self) -> &ModelCard;
+    /// Its tokenizer and template.
+    fn bundle(&self) -> &TokenizerBundle;
+    /// A new engine with its own KV pool.
+    fn engine(&self) -> Box<dyn Engine>;
+}
