@@ -1,0 +1,134 @@
+//! The words about one request: what a gateway asks of the cluster and what comes back.
+//!
+//! These cross nodes as MessagePack. Fields are only ever appended, each with a default.
+
+use serde::{Deserialize, Serialize};
+use starling_engine::{FinishReason, ModelCard, SampledToken, SamplingParams, StopParams};
+use starling_ids::{BlockHash, Incarnation, ModelId, RequestId, TokenId, WorkerId};
+use thiserror::Error;
+
+/// One request after validation: token ids and numbers, no text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GenerateSpec {
+    /// The model, as served.
+    pub model: ModelId,
+    /// Token ids of the prompt.
+    pub prompt: Vec<TokenId>,
+    /// Independent answers, 1 to 16. Answer `i` samples with `sampling.seed + i`.
+    pub choices: u32,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// When an answer ends.
+    pub stop: StopParams,
+    /// Log-probabilities, as [`starling_engine::SequenceRequest::logprobs`].
+    pub logprobs: Option<u8>,
+    /// Cache salt: requests of different salts never share blocks.
+    pub cache_salt: Option<String>,
+}
+
+/// What the worker says when it accepts a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// Who computes it.
+    pub worker: WorkerId,
+    /// In which life.
+    pub incarnation: Incarnation,
+}
+
+/// One engine step's news about one answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GenerateFrame {
+    /// Which answer, from 0.
+    pub choice: u32,
+    /// New tokens, in order.
+    pub tokens: Vec<SampledToken>,
+    /// Prompt tokens taken from the cache, on the answer's first frame.
+    pub cached_tokens: Option<u32>,
+    /// Set on the answer's last frame. `Cancelled` and `Error` never travel as a finish: they are errors.
+    pub finish: Option<FinishReason>,
+}
+
+/// What the router shard is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteRequest {
+    /// The request, for the receipt.
+    pub request: RequestId,
+    /// The model.
+    pub model: ModelId,
+    /// Hashes of the prompt's full blocks, in order.
+    pub hashes: Vec<BlockHash>,
+    /// Tokens in the prompt.
+    pub prompt_tokens: u32,
+    /// Most tokens of the answer, all choices together.
+    pub answer_tokens_max: u32,
+    /// Workers that refused or failed this request already.
+    pub exclude: Vec<WorkerId>,
+}
+
+/// What the shard decided. The stream it came on is the reservation: while it is open, the shard counts the
+/// request as running there; its end, cancel or break gives the reservation back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteReply {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Its life; the worker refuses another.
+    pub incarnation: Incarnation,
+    /// Prefix blocks expected in its cache.
+    pub hit_blocks: u32,
+}
+
+/// A model that can be asked for now: at least one worker serves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServedModel {
+    /// Card, as its workers publish it.
+    pub card: ModelCard,
+    /// Workers serving it, alive and reachable.
+    pub workers: usize,
+}
+
+/// Why a request did not get its answer. Every kind has one HTTP status, in the gateway's table.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum GenerateError {
+    /// No worker serves this model.
+    #[error("the model `{0}` does not exist or is not served now")]
+    UnknownModel(ModelId),
+    /// The request is wrong.
+    #[error("{message}")]
+    Invalid {
+        /// What was wrong, what would be right.
+        message: String,
+        /// The field.
+        param: Option<String>,
+    },
+    /// Prompt and answer do not fit the model's context.
+    #[error("this model's context length is {context} tokens; the prompt has {prompt}")]
+    ContextLength {
+        /// Tokens in the prompt.
+        prompt: usize,
+        /// The context length.
+        context: usize,
+    },
+    /// No room anywhere.
+    #[error("all workers are busy")]
+    Overloaded {
+        /// When to try again.
+        retry_after_ms: u64,
+    },
+    /// No worker could be reached, or all that could be failed.
+    #[error("no worker could take the request: {0}")]
+    Unavailable(String),
+    /// The worker died or its link broke after the first token.
+    #[error("the worker {worker} was lost: {reason}")]
+    WorkerLost {
+        /// Who.
+        worker: WorkerId,
+        /// What was seen.
+        reason: String,
+    },
+    /// The request's time is over.
+    #[error("the request took longer than its deadline")]
+    Deadline,
+    /// A fault of ours.
+    #[error("{0}")]
+    Internal(String),
+}
