@@ -5,6 +5,8 @@
 //! <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>. Golden vectors below keep every
 //! release and every node equal.
 
+use std::hash::{BuildHasherDefault, Hasher};
+
 use serde::{Deserialize, Serialize};
 use starling_ids::{BlockHash, TokenId};
 use twox_hash::XxHash3_128;
@@ -54,28 +56,107 @@ impl HashSeed {
     }
 }
 
+/// Tokens per block up to which hashing needs no memory of its own.
+const STACK_TOKENS: usize = 64;
+
 /// The hash of one full block after `parent`, or after the seed for a first block.
 #[must_use]
 pub fn block_hash(seed: HashSeed, parent: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash {
     let before = parent.map_or(seed.0, |hash| hash.0);
-    let mut bytes = Vec::with_capacity(16 + 4 * tokens.len());
-    bytes.extend_from_slice(&before.to_le_bytes());
-    for token in tokens {
-        bytes.extend_from_slice(&token.to_le_bytes());
+    if tokens.len() > STACK_TOKENS {
+        let mut bytes = vec![0; 16 + 4 * tokens.len()];
+        return hash_into(&mut bytes, before, tokens);
     }
-    BlockHash(XxHash3_128::oneshot(&bytes))
+    let mut bytes = [0u8; 16 + 4 * STACK_TOKENS];
+    hash_into(&mut bytes[..16 + 4 * tokens.len()], before, tokens)
+}
+
+/// Lays out and hashes; `bytes` is exactly as long as the input.
+fn hash_into(bytes: &mut [u8], before: u128, tokens: &[TokenId]) -> BlockHash {
+    let (head, body) = bytes.split_at_mut(16);
+    head.copy_from_slice(&before.to_le_bytes());
+    for (place, token) in body.chunks_exact_mut(4).zip(tokens) {
+        place.copy_from_slice(&token.to_le_bytes());
+    }
+    BlockHash(XxHash3_128::oneshot(bytes))
 }
 
 /// The hashes of all full blocks of `tokens`; a partial block at the end has none.
 #[must_use]
 pub fn block_hashes(seed: HashSeed, tokens: &[TokenId], block_tokens: usize) -> Vec<BlockHash> {
-    let mut parent = None;
-    tokens
-        .chunks_exact(block_tokens.max(1))
-        .map(|block| {
-            let hash = block_hash(seed, parent, block);
-            parent = Some(hash);
-            hash
-        })
-        .collect()
+    let mut hasher = BlockHasher::new(seed, block_tokens);
+    hasher.extend(tokens);
+    hasher.hashes
 }
+
+/// Hashes of a sequence that grows. Reads each token once, keeps none.
+#[derive(Debug, Clone)]
+pub struct BlockHasher {
+    seed: HashSeed,
+    block_tokens: usize,
+    hashes: Vec<BlockHash>,
+}
+
+impl BlockHasher {
+    /// Nothing hashed yet. `block_tokens` is at least 1.
+    #[must_use]
+    pub fn new(seed: HashSeed, block_tokens: usize) -> Self {
+        Self { seed, block_tokens: block_tokens.max(1), hashes: Vec::new() }
+    }
+
+    /// Hashes the blocks of `sequence` that have become full. `sequence` is all of it and continues what was given before.
+    pub fn extend(&mut self, sequence: &[TokenId]) {
+        let done = self.hashes.len() * self.block_tokens;
+        for block in sequence.get(done..).unwrap_or_default().chunks_exact(self.block_tokens) {
+            self.hashes.push(block_hash(self.seed, self.hashes.last().copied(), block));
+        }
+    }
+
+    /// One hash per full block so far.
+    #[must_use]
+    pub fn hashes(&self) -> &[BlockHash] {
+        &self.hashes
+    }
+}
+
+/// Digest of a set of blocks, whatever their order: equal sets have equal digests, and a difference shows but for
+/// a chance of 2⁻⁶⁴. Adding and removing a block are the same operation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SetDigest(pub u64);
+
+impl SetDigest {
+    /// Adds a block that is not in the set, removes one that is.
+    pub fn toggle(&mut self, hash: BlockHash) {
+        let folded = (hash.0 >> 64) as u64 ^ (hash.0 as u64).rotate_left(32);
+        // Spread, so that related hashes do not cancel each other out.
+        let spread = (folded ^ (folded >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 ^= spread ^ (spread >> 29);
+    }
+}
+
+/// Hashing for maps keyed by [`BlockHash`]: the key is a hash already, so two of its halves folded are enough.
+pub(crate) type HashKeyed = BuildHasherDefault<FoldHasher>;
+
+/// See [`HashKeyed`].
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct FoldHasher(u64);
+
+impl Hasher for FoldHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u128(&mut self, key: u128) {
+        self.0 = ((key >> 64) as u64 ^ key as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests;

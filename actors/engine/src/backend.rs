@@ -7,12 +7,10 @@
 use std::time::Duration;
 
 use starling_ids::TokenId;
+/// Index of a block in a backend's KV memory, below `kv_blocks`.
+pub use starling_kv::pool::BlockSlot;
 
 use crate::contract::EngineError;
-
-/// Index of a block in a backend's KV memory, below `kv_blocks`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BlockSlot(pub u32);
 
 /// A run of tokens of one sequence: a prefill chunk, or the one token of a decode.
 #[derive(Debug, Clone, Copy)]

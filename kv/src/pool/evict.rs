@@ -1,0 +1,107 @@
+//! Who goes when room is needed, and the conservation check.
+//!
+//! Called by the pool alone. Never: evicts a block that is read or that known blocks follow.
+
+use starling_ids::BlockHash;
+
+use super::{BlockPool, BlockSlot, BlockState, state::BlockCounts, state::Change};
+use crate::{events::KvEvent, hash::SetDigest};
+
+impl BlockPool {
+    /// Forgets every block that nobody reads. With none left, the event says so in one word.
+    pub fn clear(&mut self) {
+        let before = self.known.len();
+        let events = self.events.len();
+        while self.evict_oldest().is_some() {}
+        if before > 0 && self.known.is_empty() {
+            // Nothing that was said before matters any more to a reader that empties its table.
+            self.events.truncate(events);
+            self.events.push(KvEvent::Cleared);
+        }
+    }
+
+    /// Frees the longest unused leaf.
+    pub(super) fn evict_oldest(&mut self) -> Option<BlockSlot> {
+        let (_, slot) = self.leaves.first().copied()?;
+        self.evict(slot);
+        Some(slot)
+    }
+
+    /// Ready → evicting → free.
+    pub(super) fn evict(&mut self, slot: BlockSlot) {
+        self.unlist(slot);
+        self.change(slot, Change::Evict);
+        let block = &mut self.blocks[slot.0 as usize];
+        let (hash, parent) = (block.hash.take(), block.parent.take());
+        if let Some(hash) = hash {
+            self.known.remove(&hash);
+            self.digest.toggle(hash);
+            self.note_removed(hash);
+        }
+        if let Some(parent) = parent {
+            self.blocks[parent.0 as usize].children -= 1;
+            self.list(parent);
+        }
+        self.change(slot, Change::Clear);
+        self.free.push(slot);
+    }
+
+    /// Lists the block as a leaf if it is one.
+    pub(super) fn list(&mut self, slot: BlockSlot) {
+        let Some(block) = self.blocks.get(slot.0 as usize) else { return };
+        if block.state == BlockState::Ready && block.children == 0 {
+            self.leaves.insert((block.used, slot));
+        }
+    }
+
+    /// Takes the block off the list, before its state, its children or its time change.
+    pub(super) fn unlist(&mut self, slot: BlockSlot) {
+        if let Some(block) = self.blocks.get(slot.0 as usize) {
+            self.leaves.remove(&(block.used, slot));
+        }
+    }
+
+    fn note_removed(&mut self, hash: BlockHash) {
+        match self.events.last_mut() {
+            Some(KvEvent::Removed { blocks }) => blocks.push(hash),
+            _ => self.events.push(KvEvent::Removed { blocks: vec![hash] }),
+        }
+    }
+
+    /// Recounts everything and compares: states with counts, free list, known blocks, children, leaves, digest.
+    /// O(blocks); for tests and debug assertions.
+    pub fn check(&self) -> Result<(), String> {
+        let mut counts = BlockCounts::default();
+        let mut children = vec![0u32; self.blocks.len()];
+        let mut digest = SetDigest::default();
+        for block in &self.blocks {
+            *counts.of(block.state).ok_or("a block is left in state evicting")? += 1;
+            if let Some(parent) = block.parent {
+                children[parent.0 as usize] += 1;
+            }
+            if let Some(hash) = block.hash {
+                digest.toggle(hash);
+            }
+        }
+        let equal = |what: &str, is: usize, should: usize| {
+            if is == should { Ok(()) } else { Err(format!("{what}: {is}, should be {should}")) }
+        };
+        if counts != self.counts || digest != self.digest {
+            return Err(format!("counted {counts:?} {digest:?}, kept {:?} {:?}", self.counts, self.digest));
+        }
+        equal("free list", self.free.len(), counts.free as usize)?;
+        equal("known blocks", self.known.len(), (counts.ready + counts.pinned) as usize)?;
+        let mut leaves = 0;
+        for (index, block) in self.blocks.iter().enumerate() {
+            equal("children", block.children as usize, children[index] as usize)?;
+            let known = matches!(block.state, BlockState::Ready | BlockState::Pinned(_));
+            equal("hash of a known block", usize::from(block.hash.is_some()), usize::from(known))?;
+            leaves += usize::from(block.state == BlockState::Ready && block.children == 0);
+            let parent_unread = block.parent.is_some_and(|p| self.state(p) == BlockState::Ready);
+            if parent_unread && matches!(block.state, BlockState::Pinned(_)) {
+                return Err(format!("block {index} is read, the block before it is not"));
+            }
+        }
+        equal("leaves", self.leaves.len(), leaves)
+    }
+}
