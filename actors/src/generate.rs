@@ -26,6 +26,17 @@ pub struct GenerateSpec {
     pub cache_salt: Option<String>,
 }
 
+/// The first body of a stream to a worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerRequest {
+    /// What to compute.
+    pub spec: GenerateSpec,
+    /// Who is meant.
+    pub worker: WorkerId,
+    /// In which life; another one refuses.
+    pub incarnation: Incarnation,
+}
+
 /// What the worker says when it accepts a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accepted {
@@ -63,6 +74,12 @@ pub struct RouteRequest {
     pub answer_tokens_max: u32,
     /// Workers that refused or failed this request already.
     pub exclude: Vec<WorkerId>,
+    /// Those of them that failed rather than refused: broken, unreachable, silent.
+    #[serde(default)]
+    pub failed: Vec<WorkerId>,
+    /// Independent answers; 0 is read as 1.
+    #[serde(default)]
+    pub choices: u32,
 }
 
 /// What the shard decided. The stream it came on is the reservation: while it is open, the shard counts the

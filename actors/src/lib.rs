@@ -5,5 +5,8 @@
 //! engine crate, without I/O and without a clock.
 
 pub mod generate;
+pub mod names;
+pub mod report;
+pub mod route;
 
 pub use starling_engine as engine;

@@ -1,0 +1,53 @@
+//! The endpoint names under which the cast is found, in one place.
+
+use starling_ids::EndpointName;
+
+/// Where a worker takes requests.
+#[must_use]
+pub fn worker_generate(index: u16) -> EndpointName {
+    valid(&format!("starling/worker-{index}/generate"))
+}
+
+/// Where a worker's KV events and load reports are subscribed to.
+#[must_use]
+pub fn worker_events(index: u16) -> EndpointName {
+    valid(&format!("starling/worker-{index}/events"))
+}
+
+/// Where a router shard is asked.
+#[must_use]
+pub fn router_route() -> EndpointName {
+    valid("starling/router/route")
+}
+
+/// Where a node that holds a model hands out its tokenizer.
+#[must_use]
+pub fn node_bundle() -> EndpointName {
+    valid("starling/node/bundle")
+}
+
+/// The index in a worker's generate endpoint; `None` of any other name.
+#[must_use]
+pub fn worker_index(endpoint: &EndpointName) -> Option<u16> {
+    let middle = endpoint.as_str().strip_prefix("starling/worker-")?.strip_suffix("/generate")?;
+    let index = middle.parse().ok()?;
+    (worker_generate(index) == *endpoint).then_some(index)
+}
+
+fn valid(name: &str) -> EndpointName {
+    EndpointName::new(name).unwrap_or_else(|error| unreachable!("names in this file follow the rule: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_found_by_its_own_name_only() {
+        assert_eq!(worker_index(&worker_generate(0)), Some(0));
+        assert_eq!(worker_index(&worker_generate(u16::MAX)), Some(u16::MAX));
+        for other in [worker_events(1), router_route(), node_bundle(), valid("starling/worker-01/generate")] {
+            assert_eq!(worker_index(&other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The words of a worker about itself: its blocks and its load, as routers hear them.
+//!
+//! These cross nodes as MessagePack. Fields are only ever appended, each with a default.
+
+use serde::{Deserialize, Serialize};
+use starling_engine::EngineLoad;
+use starling_ids::{BlockHash, Incarnation, WorkerId};
+use starling_kv::events::EventBatch;
+
+use crate::route::score::Rates;
+
+/// Blocks in one part of an inventory, so that a part stays below 64 KiB.
+pub const INVENTORY_PART_BLOCKS: usize = 1_024;
+
+/// One frame of a worker's event stream. The stream begins with a whole inventory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum WorkerNews {
+    /// Blocks ready for reuse when the subscription began.
+    Inventory(InventoryPart),
+    /// What changed since, in order and without gaps.
+    Events(EventBatch),
+    /// How busy it is.
+    Load(LoadReport),
+}
+
+/// A part of an inventory. There is at least one, also of no blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InventoryPart {
+    /// Whose.
+    pub worker: WorkerId,
+    /// In which life of its node.
+    pub incarnation: Incarnation,
+    /// Number of the first event after the inventory.
+    pub seq: u64,
+    /// Whether another part follows.
+    pub more: bool,
+    /// (parent, block), parents before children, also across parts.
+    pub blocks: Vec<(Option<BlockHash>, BlockHash)>,
+}
+
+/// A worker's own account of how busy it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoadReport {
+    /// Whose.
+    pub worker: WorkerId,
+    /// In which life of its node.
+    pub incarnation: Incarnation,
+    /// Takes nothing new.
+    pub draining: bool,
+    /// The engine's numbers.
+    pub load: EngineLoad,
+    /// Speeds, learned from its own steps.
+    pub rates: Rates,
+    /// Milliseconds since its engine last finished a step or found nothing to do.
+    pub turn_age_ms: u64,
+}
+
+impl LoadReport {
+    /// Whether a router should hear of this at once instead of with the next heartbeat.
+    #[must_use]
+    pub fn differs_much(&self, told: &Self) -> bool {
+        let sequences = |report: &Self| u64::from(report.load.running) + u64::from(report.load.waiting);
+        let tokens = self.load.prefill_tokens.abs_diff(told.load.prefill_tokens);
+        self.draining != told.draining
+            || (sequences(self) == 0) != (sequences(told) == 0)
+            || sequences(self).abs_diff(sequences(told)) * 4 > sequences(told)
+            || tokens * 4 > told.load.prefill_tokens.max(256)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use starling_ids::NodeId;
+
+    use super::*;
+
+    fn report(running: u32, prefill_tokens: u64) -> LoadReport {
+        LoadReport {
+            worker: WorkerId { node: NodeId::new("n").expect("name"), index: 0 },
+            incarnation: Incarnation(1),
+            draining: false,
+            load: EngineLoad { running, prefill_tokens, ..EngineLoad::default() },
+            rates: Rates::default(),
+            turn_age_ms: 0,
+        }
+    }
+
+    #[test]
+    fn a_small_change_waits_and_a_large_one_does_not() {
+        assert!(!report(0, 0).differs_much(&report(0, 0)));
+        assert!(report(1, 0).differs_much(&report(0, 0)));
+        assert!(report(0, 0).differs_much(&report(1, 0)));
+        assert!(!report(9, 0).differs_much(&report(8, 0)));
+        assert!(report(12, 0).differs_much(&report(8, 0)));
+        assert!(!report(8, 1_030).differs_much(&report(8, 1_000)));
+        assert!(report(8, 2_000).differs_much(&report(8, 1_000)));
+        assert!(LoadReport { draining: true, ..report(1, 0) }.differs_much(&report(1, 0)));
+    }
+
+    #[test]
+    fn a_part_of_an_inventory_fits_a_frame() {
+        let blocks = (0..INVENTORY_PART_BLOCKS as u128).map(|at| (Some(BlockHash(!at)), BlockHash(at << 64))).collect();
+        let worker = WorkerId { node: NodeId::new(&"n".repeat(48)).expect("name"), index: u16::MAX };
+        let part = InventoryPart { worker, incarnation: Incarnation(u64::MAX), seq: u64::MAX, more: true, blocks };
+        let bytes = rmp_serde::to_vec(&WorkerNews::Inventory(part.clone())).expect("encodes");
+        assert!(bytes.len() <= 60 * 1024, "{}", bytes.len());
+        let back: WorkerNews = rmp_serde::from_slice(&bytes).expect("decodes");
+        assert_eq!(back, WorkerNews::Inventory(part));
+    }
+}
