@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use starling_ids::TokenId;
-/// Index of a block in a backend's KV memory, below `kv_blocks`.
 pub use starling_kv::pool::BlockSlot;
 
 use crate::contract::EngineError;

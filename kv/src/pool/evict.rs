@@ -20,6 +20,15 @@ impl BlockPool {
         }
     }
 
+    /// Forgets one block, unless it is read or known blocks follow it. True when it is gone.
+    pub fn forget(&mut self, slot: BlockSlot) -> bool {
+        let leaf = self.blocks.get(slot.0 as usize).is_some_and(|b| b.state == BlockState::Ready && b.children == 0);
+        if leaf {
+            self.evict(slot);
+        }
+        leaf
+    }
+
     /// Frees the longest unused leaf.
     pub(super) fn evict_oldest(&mut self) -> Option<BlockSlot> {
         let (_, slot) = self.leaves.first().copied()?;

@@ -217,10 +217,7 @@ impl BlockPool {
         self.tick += 1;
         for slot in slots.iter().rev() {
             self.give_back(*slot);
-            let unused = self.state(*slot) == BlockState::Ready;
-            if unused && self.blocks[slot.0 as usize].children == 0 {
-                self.evict(*slot);
-            }
+            self.forget(*slot);
         }
     }
 
