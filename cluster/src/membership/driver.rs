@@ -1,0 +1,436 @@
+//! Drives foca without a socket or a clock: packets and the time go in, packets and changes come out.
+//!
+//! Called by the gossip thread and, on a virtual clock, by the simulation; calls foca. Pure: `now` is the time
+//! since some moment before the start, randomness is one seed. Bounds: the member list, one timer of each
+//! kind and suspect, effects drained after each call.
+//!
+//! Around foca stand five habits of its own. It announces to the seeds and to down members for ever, also when
+//! all members are down. It declares a suspect down only while the member is still suspect in the suspected
+//! incarnation. After a pause of its own process it postpones all timers, so that a frozen node does not accuse
+//! the others. It tells a node that speaks under a taken name who holds that name, and falls silent
+//! when told so itself. And it leaves out what a seed's address could confuse: see [`super::message`].
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
+    sync::mpsc,
+    time::Duration,
+};
+
+use foca::{Foca, Member, PostcardCodec, State, Timer};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use starling_ids::{Incarnation, NodeId};
+
+use super::{
+    Identity,
+    message::{self, Opened, Rumour, Word, present},
+    rumours::RumourBook,
+    runtime::Outbox,
+    sizing,
+};
+use crate::security::Dropped;
+
+/// The driver wants to be ticked at least this often; a longer silence is a pause of the process.
+pub const TICK_MAX: Duration = Duration::from_millis(100);
+const PAUSE_MIN: Duration = Duration::from_millis(2 * sizing::PROBE_PERIOD.as_millis() as u64);
+const ANNOUNCE_ALONE: Duration = Duration::from_secs(1);
+const ANNOUNCE_SEEDS: Duration = Duration::from_secs(30);
+const ANNOUNCE_DOWN: Duration = Duration::from_secs(5);
+const DOWN_AT_ONCE: usize = 3;
+/// Rounds of three packets each.
+const GOODBYES_MAX: usize = 16;
+const SCAN: Duration = Duration::from_millis(200);
+/// This many rejoins within [`CLASH_WINDOW`] are no network trouble: somebody else holds the name.
+const CLASH_REJOINS: usize = 6;
+const CLASH_WINDOW: Duration = Duration::from_secs(10);
+
+/// A member other than this node, as gossip sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberView {
+    /// Who.
+    pub node: NodeId,
+    /// In which life.
+    pub incarnation: Incarnation,
+    /// Where its gossip, links and sessions arrive.
+    pub address: SocketAddr,
+    /// Whether it failed a probe and has not refuted that yet.
+    pub suspect: bool,
+}
+
+/// What the driver asks its owner to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Seal this payload and send it.
+    Send {
+        /// Where to.
+        to: SocketAddr,
+        /// What.
+        payload: Vec<u8>,
+    },
+    /// [`Driver::members`] has changed.
+    MembersChanged,
+    /// A record elsewhere has a new version.
+    Rumour(Rumour),
+    /// The name is taken; the driver has fallen silent for good.
+    Outranked(Outranked),
+}
+
+/// Why this node cannot be a member under its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outranked {
+    /// Who holds the name, where that is known.
+    pub holder: Option<Identity>,
+    /// Whether the holder is down: then it was an earlier life of this node, whose counter is lost.
+    pub down: bool,
+}
+
+/// SWIM for one node.
+pub struct Driver {
+    foca: Foca<Identity, PostcardCodec, StdRng, RumourBook>,
+    outbox: Outbox,
+    rumours: mpsc::Receiver<Rumour>,
+    rng: StdRng,
+    seeds: Vec<SocketAddr>,
+    members: BTreeMap<NodeId, MemberView>,
+    class: usize,
+    now: Duration,
+    next_seeds: Duration,
+    next_down: Duration,
+    next_scan: Duration,
+    rejoins: VecDeque<Duration>,
+    silent: bool,
+    effects: Vec<Effect>,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Driver({:?}, {} members)", self.foca.identity(), self.members.len())
+    }
+}
+
+impl Driver {
+    /// A node that knows nobody yet.
+    #[must_use]
+    pub fn new(identity: Identity, seed: u64, now: Duration) -> Self {
+        let (told, rumours) = mpsc::channel();
+        let mut rng = StdRng::seed_from_u64(seed);
+        let inner = StdRng::seed_from_u64(rng.random());
+        let class = sizing::class(1);
+        Self {
+            foca: Foca::with_custom_broadcast(
+                identity,
+                sizing::config(class),
+                inner,
+                PostcardCodec,
+                RumourBook::new(told),
+            ),
+            outbox: Outbox::default(),
+            rumours,
+            rng,
+            seeds: Vec::new(),
+            members: BTreeMap::new(),
+            class,
+            now,
+            next_seeds: now,
+            next_down: now + ANNOUNCE_ALONE,
+            next_scan: now,
+            rejoins: VecDeque::new(),
+            silent: false,
+            effects: Vec::new(),
+        }
+    }
+
+    /// This node as gossip names it now; the generation may have risen.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        self.foca.identity()
+    }
+
+    /// All members except this node, by name; down ones are not among them.
+    #[must_use]
+    pub fn members(&self) -> &BTreeMap<NodeId, MemberView> {
+        &self.members
+    }
+
+    /// What is to be done since the last call.
+    pub fn take_effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// When [`Driver::tick`] wants to be called next, at the latest.
+    #[must_use]
+    pub fn next_tick(&self) -> Duration {
+        let latest = self.now + TICK_MAX;
+        self.outbox.timers.next().map_or(latest, |at| at.min(latest))
+    }
+
+    /// Replaces the addresses to announce to; the next tick announces if nobody is known.
+    pub fn set_seeds(&mut self, seeds: Vec<SocketAddr>) {
+        self.seeds = seeds;
+        if self.members.is_empty() {
+            self.next_seeds = self.now;
+        }
+    }
+
+    /// Fires what is due.
+    pub fn tick(&mut self, now: Duration) {
+        self.observe(now);
+        while let Some(timer) = self.outbox.timers.pop_due(now) {
+            if self.may_fire(&timer) {
+                let outcome = self.foca.handle_timer(timer, &mut self.outbox);
+                Self::note("timer", outcome);
+            }
+        }
+        self.announce_when_due();
+        self.settle();
+    }
+
+    /// Takes an opened datagram that came from `from`.
+    pub fn receive(&mut self, from: SocketAddr, payload: &[u8], now: Duration) -> Result<(), Dropped> {
+        self.observe(now);
+        match message::open(payload)? {
+            Opened::Word(word) => self.hear(from, word),
+            Opened::Swim { packet, header, updates } => {
+                if self.name_is_clear(from, &header.src, &updates) {
+                    let outcome = self.foca.handle_data(packet, &mut self.outbox);
+                    Self::note("packet", outcome);
+                }
+            }
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// Spreads the news that this node's record has a new version.
+    pub fn announce_version(&mut self, version: u64) {
+        let Identity { node: Some(node), incarnation, .. } = self.foca.identity().clone() else { return };
+        let rumour = Rumour { node, incarnation, version };
+        match rmp_serde::to_vec(&rumour) {
+            Ok(bytes) => Self::note("rumour", self.foca.add_broadcast(&bytes).map(|_news| ())),
+            Err(error) => tracing::error!(%error, "a rumour does not encode"),
+        }
+        // What this node says itself is no news to it.
+        while self.rumours.try_recv().is_ok() {}
+    }
+
+    /// All that is known about members, down ones included, for a node that joins.
+    #[must_use]
+    pub fn export(&self) -> Vec<Member<Identity>> {
+        let own = Member::alive(self.foca.identity().clone());
+        self.foca.iter_membership_state().cloned().chain([own]).collect()
+    }
+
+    /// Learns what another node has exported. It is not passed on: the others know it already.
+    pub fn import(&mut self, known: Vec<Member<Identity>>, now: Duration) {
+        self.observe(now);
+        let own = self.foca.identity().clone();
+        let others = known.into_iter().filter(|member| member.id().node.is_some() && member.id().node != own.node);
+        let outcome = self.foca.apply_many(others, false, &mut self.outbox);
+        Self::note("import", outcome);
+        self.settle();
+    }
+
+    /// Says goodbye. The driver is of no use afterwards.
+    pub fn leave(&mut self, now: Duration) {
+        self.observe(now);
+        let outcome = self.foca.leave_cluster(&mut self.outbox);
+        Self::note("goodbye", outcome);
+        // foca tells three members; in a small cluster nearly everybody hears it at first hand.
+        for _ in 0..self.foca.num_members().min(GOODBYES_MAX) {
+            let outcome = self.foca.gossip(&mut self.outbox);
+            Self::note("goodbye", outcome);
+        }
+        self.settle();
+        self.silent = true;
+    }
+
+    /// Takes note of the time, and of a pause since the last time.
+    fn observe(&mut self, now: Duration) {
+        let gone = now.saturating_sub(self.now);
+        self.now = self.now.max(now);
+        self.outbox.now = self.now;
+        if gone < PAUSE_MIN {
+            return;
+        }
+        tracing::warn!(paused_ms = gone.as_millis(), "gossip was paused; its timers are postponed by as much");
+        self.outbox.timers.postpone(gone);
+        self.next_seeds = self.now;
+        self.next_down = self.now;
+        let outcome = self.foca.gossip(&mut self.outbox);
+        Self::note("gossip after a pause", outcome);
+    }
+
+    /// foca would tell a member that has refuted in time that it is down, and that member would rejoin for nothing.
+    fn may_fire(&self, timer: &Timer<Identity>) -> bool {
+        let Timer::ChangeSuspectToDown { member_id, incarnation, .. } = timer else { return true };
+        self.foca.iter_membership_state().any(|member| {
+            member.id() == member_id && member.incarnation() == *incarnation && member.state() == State::Suspect
+        })
+    }
+
+    fn announce_when_due(&mut self) {
+        let alone = self.foca.num_members() == 0;
+        if self.now >= self.next_seeds {
+            self.next_seeds = self.now + if alone { ANNOUNCE_ALONE } else { ANNOUNCE_SEEDS };
+            for seed in self.seeds.clone() {
+                self.announce(Identity::whoever(seed));
+            }
+        }
+        if self.now >= self.next_down {
+            self.next_down = self.now + if alone { ANNOUNCE_ALONE } else { ANNOUNCE_DOWN };
+            for member in self.some_down() {
+                self.announce(member);
+            }
+        }
+    }
+
+    fn announce(&mut self, to: Identity) {
+        let outcome = self.foca.announce(to, &mut self.outbox);
+        Self::note("announcement", outcome);
+    }
+
+    /// A few members that are down, drawn anew each time.
+    fn some_down(&mut self) -> Vec<Identity> {
+        let mut down: Vec<Identity> = self
+            .foca
+            .iter_membership_state()
+            .filter(|member| !present(member.state()))
+            .map(|member| member.id().clone())
+            .collect();
+        while down.len() > DOWN_AT_ONCE {
+            down.swap_remove(self.rng.random_range(0..down.len()));
+        }
+        down
+    }
+
+    /// Answers a question about a name, or learns that the own one is taken.
+    fn hear(&mut self, from: SocketAddr, word: Word) {
+        match word {
+            Word::WhoIs(node) => {
+                let holder = self.holder(&node);
+                self.say(from, &Word::Holder(node, holder));
+            }
+            Word::Outranked(holder, down) => self.defer_to(&holder, down),
+            // Answers are for a node that has not joined yet.
+            Word::Holder(..) => {}
+        }
+    }
+
+    fn say(&mut self, to: SocketAddr, word: &Word) {
+        match message::word(word) {
+            Ok(payload) => self.outbox.send(to, payload),
+            Err(error) => tracing::error!(%error, "a gossip word does not encode"),
+        }
+    }
+
+    /// The identity that holds a name, and whether it is down.
+    fn holder(&self, node: &NodeId) -> Option<(Identity, bool)> {
+        let own = self.foca.identity();
+        if own.node.as_ref() == Some(node) {
+            return Some((own.clone(), false));
+        }
+        let known = self.foca.iter_membership_state().find(|member| member.id().node.as_ref() == Some(node))?;
+        Some((known.id().clone(), !present(known.state())))
+    }
+
+    /// Whether nobody in this packet speaks under, or about, a name that another process holds with better right.
+    fn name_is_clear(&mut self, from: SocketAddr, src: &Identity, updates: &[Member<Identity>]) -> bool {
+        let own = self.foca.identity().clone();
+        let claims = std::iter::once((src, false)).chain(updates.iter().map(|m| (m.id(), !present(m.state()))));
+        for (claim, down) in claims {
+            if claim.node == own.node && !claim.same_process(&own) && claim.beats(&own) {
+                self.defer_to(claim, down);
+                return false;
+            }
+        }
+        if src.same_process(&own) {
+            return false;
+        }
+        let holder = src.node.as_ref().and_then(|node| self.holder(node));
+        match holder {
+            Some((holder, down)) if !holder.same_process(src) && holder.beats(src) => {
+                self.say(from, &Word::Outranked(holder, down));
+                false
+            }
+            _ => true,
+        }
+    }
+
+    /// Falls silent if `holder` has the better right to this node's name.
+    fn defer_to(&mut self, holder: &Identity, down: bool) {
+        let own = self.foca.identity();
+        if holder.node == own.node && !holder.same_process(own) && holder.beats(own) {
+            self.fall_silent(Outranked { holder: Some(holder.clone()), down });
+        }
+    }
+
+    fn fall_silent(&mut self, why: Outranked) {
+        if !self.silent {
+            self.silent = true;
+            self.effects.push(Effect::Outranked(why));
+        }
+    }
+
+    /// Turns what foca has said during a call into effects.
+    fn settle(&mut self) {
+        if self.outbox.rejoined {
+            self.outbox.rejoined = false;
+            self.rejoined();
+        }
+        if self.outbox.members_changed || self.now >= self.next_scan {
+            self.outbox.members_changed = false;
+            self.next_scan = self.now + SCAN;
+            self.refresh_members();
+        }
+        for rumour in self.rumours.try_iter() {
+            self.effects.push(Effect::Rumour(rumour));
+        }
+        let sends = std::mem::take(&mut self.outbox.sends);
+        if !self.silent {
+            self.effects.extend(sends.into_iter().map(|(to, payload)| Effect::Send { to, payload }));
+        }
+    }
+
+    /// The cluster thought this node dead and it came back under the next generation.
+    fn rejoined(&mut self) {
+        self.next_seeds = self.now;
+        self.rejoins.push_back(self.now);
+        while self.rejoins.front().is_some_and(|at| self.now.saturating_sub(*at) > CLASH_WINDOW) {
+            self.rejoins.pop_front();
+        }
+        if self.rejoins.len() >= CLASH_REJOINS {
+            self.fall_silent(Outranked { holder: None, down: false });
+        }
+    }
+
+    fn refresh_members(&mut self) {
+        let now: BTreeMap<NodeId, MemberView> = self.foca.iter_members().filter_map(view).collect();
+        let class = sizing::class(now.len() + 1);
+        if class != self.class {
+            self.class = class;
+            Self::note("sizing", self.foca.set_config(sizing::config(class)));
+        }
+        if now != self.members {
+            self.members = now;
+            self.effects.push(Effect::MembersChanged);
+        }
+    }
+
+    /// foca refuses what makes no sense to it, late packets above all. That is its job, and nobody's fault.
+    fn note(what: &str, outcome: Result<(), foca::Error>) {
+        if let Err(error) = outcome {
+            tracing::debug!(%error, what, "gossip refused");
+        }
+    }
+}
+
+fn view(member: &Member<Identity>) -> Option<(NodeId, MemberView)> {
+    let Identity { node, address, incarnation, .. } = member.id().clone();
+    let node = node?;
+    let suspect = member.state() == State::Suspect;
+    Some((node.clone(), MemberView { node, incarnation, address, suspect }))
+}
+
+#[cfg(test)]
+#[path = "driver_tests.rs"]
+mod tests;

@@ -1,0 +1,156 @@
+//! What a gossip datagram says once it is opened: SWIM, or one of a few words about names.
+//!
+//! Called by the driver and the claim of a name at start. Pure: bytes in, bytes out, malformed is an error.
+
+use foca::{Codec, Header, Member, Message, PostcardCodec, State};
+use serde::{Deserialize, Serialize};
+use starling_ids::{Incarnation, NodeId};
+
+use super::Identity;
+use crate::security::Dropped;
+
+const SWIM: u8 = 0;
+const WORD: u8 = 1;
+
+/// Words about names that SWIM has none for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Word {
+    /// Who holds this name, as far as you know? Asked before a node joins.
+    WhoIs(NodeId),
+    /// The holder of a name, and whether it is down. `None`: never heard of it.
+    Holder(NodeId, Option<(Identity, bool)>),
+    /// You speak under a name that another life or another node holds; `true`: that one is down.
+    Outranked(Identity, bool),
+}
+
+/// News that a node's record has changed. Travels with SWIM packets; what is lost, anti-entropy finds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rumour {
+    /// Whose record.
+    pub node: NodeId,
+    /// In which life.
+    pub incarnation: Incarnation,
+    /// The version it now has.
+    pub version: u64,
+}
+
+/// An opened datagram.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Opened<'a> {
+    /// For foca, checked to be well formed and about named members only.
+    Swim {
+        /// All of it.
+        packet: &'a [u8],
+        /// Who sent it to whom.
+        header: Header<Identity>,
+        /// What it says about members.
+        updates: Vec<Member<Identity>>,
+    },
+    /// About names.
+    Word(Word),
+}
+
+/// Marks a packet of foca.
+#[must_use]
+pub fn swim(packet: &[u8]) -> Vec<u8> {
+    let mut payload = Vec::with_capacity(packet.len() + 1);
+    payload.push(SWIM);
+    payload.extend_from_slice(packet);
+    payload
+}
+
+/// Encodes a word.
+pub fn word(word: &Word) -> Result<Vec<u8>, rmp_serde::encode::Error> {
+    let mut payload = vec![WORD];
+    rmp_serde::encode::write(&mut payload, word)?;
+    Ok(payload)
+}
+
+/// Reads a payload, to its last byte.
+pub fn open(payload: &[u8]) -> Result<Opened<'_>, Dropped> {
+    match payload.split_first() {
+        Some((&SWIM, packet)) => open_swim(packet),
+        Some((&WORD, rest)) => rmp_serde::from_slice(rest).map(Opened::Word).map_err(|_| Dropped::Malformed),
+        _ => Err(Dropped::Malformed),
+    }
+}
+
+fn open_swim(packet: &[u8]) -> Result<Opened<'_>, Dropped> {
+    let mut rest = packet;
+    let header: Header<Identity> = PostcardCodec.decode_header(&mut rest).map_err(|_| Dropped::Malformed)?;
+    let mut named = header.src.node.is_some();
+    if let Message::PingReq { target: other, .. }
+    | Message::IndirectPing { origin: other, .. }
+    | Message::IndirectAck { target: other, .. }
+    | Message::ForwardedAck { origin: other, .. } = &header.message
+    {
+        named &= other.node.is_some();
+    }
+    let mut updates = Vec::new();
+    if let Some((count, mut members)) = rest.split_first_chunk::<2>()
+        && header.message != Message::Broadcast
+    {
+        for _ in 0..u16::from_be_bytes(*count) {
+            let member = PostcardCodec.decode_member(&mut members).map_err(|_| Dropped::Malformed)?;
+            let id: &Identity = Member::id(&member);
+            named &= id.node.is_some();
+            updates.push(member);
+        }
+    }
+    // An identity without a name equals every other one; inside a member list it would take over a stranger.
+    if named { Ok(Opened::Swim { packet, header, updates }) } else { Err(Dropped::Malformed) }
+}
+
+/// Whether foca counts this state as present.
+#[must_use]
+pub fn present(state: State) -> bool {
+    state != State::Down
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id(name: &str) -> Identity {
+        Identity::new(NodeId::new(name).expect("name"), SocketAddr::from(([127, 0, 0, 1], 1)), Incarnation(1))
+    }
+
+    fn packet(src: Identity, updates: &[Member<Identity>]) -> Vec<u8> {
+        let header = Header { src, src_incarnation: 0, dst: id("b"), message: Message::Gossip };
+        let mut packet = Vec::new();
+        PostcardCodec.encode_header(&header, &mut packet).expect("encodes");
+        packet.extend_from_slice(&u16::try_from(updates.len()).expect("few").to_be_bytes());
+        for update in updates {
+            PostcardCodec.encode_member(update, &mut packet).expect("encodes");
+        }
+        swim(&packet)
+    }
+
+    #[test]
+    fn swim_and_words_come_back() {
+        let payload = packet(id("a"), &[Member::alive(id("c"))]);
+        let Ok(Opened::Swim { header, updates, .. }) = open(&payload) else { panic!("opens") };
+        assert_eq!((header.src, updates), (id("a"), vec![Member::alive(id("c"))]));
+        for said in [Word::WhoIs(NodeId::new("a").expect("name")), Word::Outranked(id("a"), true)] {
+            assert_eq!(open(&word(&said).expect("encodes")), Ok(Opened::Word(said)));
+        }
+    }
+
+    #[test]
+    fn an_identity_without_a_name_is_nobodys_member() {
+        let nobody = Identity::whoever(SocketAddr::from(([127, 0, 0, 1], 1)));
+        assert_eq!(open(&packet(nobody.clone(), &[])), Err(Dropped::Malformed));
+        assert_eq!(open(&packet(id("a"), &[Member::down(nobody)])), Err(Dropped::Malformed));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_never_a_panic(noise in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _outcome = open(&noise);
+        }
+    }
+}

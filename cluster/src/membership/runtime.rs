@@ -1,0 +1,79 @@
+//! Where foca puts what it wants done: packets, timers, changes.
+//!
+//! Called by foca during a call of the driver, emptied by the driver after it. Pure. Bounds: what one call yields;
+//! timers are one of each kind and one for each suspect and down member.
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use foca::{Notification, Runtime, Timer};
+
+use super::{Identity, message};
+
+/// Collected during one call.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    pub(super) now: Duration,
+    pub(super) sends: Vec<(SocketAddr, Vec<u8>)>,
+    pub(super) timers: Timers,
+    pub(super) members_changed: bool,
+    pub(super) rejoined: bool,
+}
+
+impl Outbox {
+    pub(super) fn send(&mut self, to: SocketAddr, payload: Vec<u8>) {
+        self.sends.push((to, payload));
+    }
+}
+
+impl Runtime<Identity> for Outbox {
+    fn notify(&mut self, notification: Notification<'_, Identity>) {
+        match notification {
+            Notification::MemberUp(_) | Notification::MemberDown(_) | Notification::Rename(..) => {
+                self.members_changed = true;
+            }
+            Notification::Rejoin(_) => self.rejoined = true,
+            Notification::Active | Notification::Idle | Notification::Defunct => {}
+        }
+    }
+
+    fn send_to(&mut self, to: Identity, data: &[u8]) {
+        self.send(to.address, message::swim(data));
+    }
+
+    fn submit_after(&mut self, event: Timer<Identity>, after: Duration) {
+        self.timers.add(self.now + after, event);
+    }
+}
+
+/// Timers by the time they are due. Of those due at once, a probe's second stage comes before the next probe.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    due: BTreeMap<(Duration, bool, u64), Timer<Identity>>,
+    added: u64,
+}
+
+impl Timers {
+    fn add(&mut self, at: Duration, timer: Timer<Identity>) {
+        let later_stage = !matches!(timer, Timer::SendIndirectProbe { .. });
+        self.added += 1;
+        self.due.insert((at, later_stage, self.added), timer);
+    }
+
+    /// When the first one is due.
+    pub(super) fn next(&self) -> Option<Duration> {
+        self.due.first_key_value().map(|((at, ..), _)| *at)
+    }
+
+    pub(super) fn pop_due(&mut self, now: Duration) -> Option<Timer<Identity>> {
+        if self.next()? > now {
+            return None;
+        }
+        self.due.pop_first().map(|(_, timer)| timer)
+    }
+
+    /// Moves all timers by the length of a pause.
+    pub(super) fn postpone(&mut self, by: Duration) {
+        let due = std::mem::take(&mut self.due);
+        self.due = due.into_iter().map(|((at, stage, order), timer)| ((at + by, stage, order), timer)).collect();
+    }
+}
