@@ -1,6 +1,6 @@
 //! From a path to engines: one loaded model feeds every worker of its process.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use starling_ids::ModelId;
 use thiserror::Error;
@@ -8,6 +8,7 @@ use thiserror::Error;
 use crate::{
     bundle::TokenizerBundle,
     contract::{Engine, ModelCard},
+    embedded::EmbeddedModel,
 };
 
 /// Which engine computes.
@@ -17,6 +18,20 @@ pub enum EngineKind {
     Embedded,
     /// A timing model; answers are made up.
     Simulated,
+}
+
+/// Which version of the embedded engine's inner loops runs. All give the same bits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum KernelChoice {
+    /// The fastest that this CPU has and that passes its self-check.
+    #[default]
+    Auto,
+    /// AVX-512 with VNNI.
+    Avx512,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// Plain Rust, for any CPU; slow.
+    Portable,
 }
 
 /// What to load and how large its engines are.
@@ -38,6 +53,8 @@ pub struct ModelOptions {
     pub waiting_max: u32,
     /// Tokens computed in one step by each engine.
     pub batch_tokens_max: u32,
+    /// Inner loops of the embedded engine; anything but `Auto` is for tests and measurements.
+    pub kernel: KernelChoice,
 }
 
 /// What loading is doing, for a person who waits.
@@ -89,4 +106,15 @@ pub trait LoadedModel: Send + Sync {
     fn bundle(&self) -> &TokenizerBundle;
     /// A new engine with its own KV pool.
     fn engine(&self) -> Box<dyn Engine>;
+}
+
+/// Loads what `options` name. `progress` hears from it while it works; the call blocks for about a second per GB.
+///
+/// # Errors
+/// Every [`LoadError`].
+pub fn load(options: &ModelOptions, progress: &mut dyn FnMut(Progress)) -> Result<Arc<dyn LoadedModel>, LoadError> {
+    match options.kind {
+        EngineKind::Embedded => Ok(Arc::new(EmbeddedModel::load(options, progress)?)),
+        EngineKind::Simulated => Err(LoadError::Options("the simulated engine is not built in".to_owned())),
+    }
 }

@@ -1,0 +1,226 @@
+//! The inner loops, in three versions that give the same bits.
+//!
+//! The order of every floating-point sum is fixed in `generic.rs` and `scalar.rs`; the AVX2 and AVX-512 versions
+//! only do several outputs at once. [`Kernels::choose`] takes the widest version this CPU has and compares it
+//! with the portable one, bit for bit, before it is used.
+//! Called by the forward pass; calls nothing. Never: allocates, or depends on how many columns are computed together.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub(super) mod generic;
+mod scalar;
+mod selfcheck;
+
+use self::generic::{Attend, AttendScratch};
+use super::{
+    quant::BLOCK,
+    repack::{Form, PANEL_ROWS},
+};
+use crate::loader::KernelChoice;
+
+/// Activations as the kernels read them: eight bits, a scale and a sum for each block of 32 of each column.
+/// All are ordered `[block][column]`.
+#[derive(Debug, Default)]
+pub(super) struct Columns {
+    /// 32 numbers each, -127 to 127.
+    pub(super) numbers: Vec<[i8; BLOCK]>,
+    /// What a number is multiplied with.
+    pub(super) scales: Vec<f32>,
+    /// Scale times the sum of the numbers.
+    pub(super) sums: Vec<f32>,
+    /// The sum of the numbers.
+    pub(super) totals: Vec<i32>,
+    /// Columns.
+    pub(super) count: usize,
+}
+
+impl Columns {
+    /// Makes room for `count` columns of `blocks` blocks. Contents are whatever was there.
+    pub(super) fn resize(&mut self, count: usize, blocks: usize) {
+        let len = count * blocks;
+        self.count = count;
+        if self.numbers.len() < len {
+            self.numbers.resize(len, [0; BLOCK]);
+            self.scales.resize(len, 0.0);
+            self.sums.resize(len, 0.0);
+            self.totals.resize(len, 0);
+        }
+    }
+}
+
+/// Quantizes blocks of f32 into one column: `(x, out, first block, column)`.
+type QuantizeFn = unsafe fn(&[f32], &ColumnsOut, usize, usize);
+/// Adds nothing, sets `acc[column][row]` for the columns `first..first + acc.len() / 16` of one panel.
+type PanelFn = unsafe fn(&[u8], &Columns, usize, &mut [f32]);
+
+/// One version of every inner loop.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kernels {
+    /// `avx512`, `avx2` or `portable`.
+    pub(super) name: &'static str,
+    q4: PanelFn,
+    q8: PanelFn,
+    quantize: QuantizeFn,
+    norm_scale: unsafe fn(&[f32], f32) -> f32,
+    scaled_by: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    silu_mul: unsafe fn(&mut [f32], &[f32]),
+    rotate: unsafe fn(&mut [f32], &[f32], usize),
+    attend: unsafe fn(&Attend<'_>, &mut AttendScratch, &mut [f32]),
+}
+
+/// Where columns are written by several threads, each its own columns or blocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ColumnsOut {
+    numbers: *mut [i8; BLOCK],
+    scales: *mut f32,
+    sums: *mut f32,
+    totals: *mut i32,
+    len: usize,
+    count: usize,
+}
+
+// SAFETY: it is a set of addresses; `put` states what its callers keep apart.
+unsafe impl Send for ColumnsOut {}
+// SAFETY: as above.
+unsafe impl Sync for ColumnsOut {}
+
+impl ColumnsOut {
+    /// A way to write into `columns` from several threads while the borrow of `columns` is idle.
+    pub(super) fn new(columns: &mut Columns) -> Self {
+        Self {
+            numbers: columns.numbers.as_mut_ptr(),
+            scales: columns.scales.as_mut_ptr(),
+            sums: columns.sums.as_mut_ptr(),
+            totals: columns.totals.as_mut_ptr(),
+            len: columns.numbers.len(),
+            count: columns.count,
+        }
+    }
+
+    /// Writes block `block` of column `column`.
+    ///
+    /// # Safety
+    /// The columns are alive and unmoved, and no other thread writes or reads this block of this column.
+    #[inline(always)]
+    unsafe fn put(&self, block: usize, column: usize, quantized: generic::Quantized) {
+        let at = block * self.count + column;
+        assert!(at < self.len && column < self.count, "a block outside its columns");
+        // SAFETY: `at` is in bounds of all four, which have equal length; the caller keeps writers apart.
+        unsafe {
+            *self.numbers.add(at) = quantized.numbers;
+            *self.scales.add(at) = quantized.scale;
+            *self.sums.add(at) = quantized.scale * quantized.total as f32;
+            *self.totals.add(at) = quantized.total;
+        }
+    }
+}
+
+impl Kernels {
+    /// The version to use. A forced one that this CPU lacks is refused; an automatic one that fails its
+    /// self-check gives way to the next with a warning.
+    pub(super) fn choose(choice: KernelChoice) -> Result<Self, String> {
+        let wanted = |kind: KernelChoice| choice == KernelChoice::Auto || choice == kind;
+        for candidate in Self::available() {
+            if !wanted(candidate.0) {
+                continue;
+            }
+            match selfcheck::first_difference(&candidate.1, &Self::portable()) {
+                None => return Ok(candidate.1),
+                Some(what) if choice == KernelChoice::Auto => {
+                    tracing::warn!(kernels = candidate.1.name, what, "kernels differ from the portable ones; not used");
+                }
+                Some(what) => return Err(format!("{} kernels fail their self-check: {what}", candidate.1.name)),
+            }
+        }
+        if wanted(KernelChoice::Portable) {
+            return Ok(Self::portable());
+        }
+        Err(format!("this CPU has no {choice:?} kernels; use Auto"))
+    }
+
+    /// Vector versions this CPU can run, widest first.
+    fn available() -> Vec<(KernelChoice, Self)> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let mut found = Vec::new();
+            let base = std::is_x86_feature_detected!("avx2")
+                && std::is_x86_feature_detected!("fma")
+                && std::is_x86_feature_detected!("f16c");
+            let wide = std::is_x86_feature_detected!("avx512f")
+                && std::is_x86_feature_detected!("avx512bw")
+                && std::is_x86_feature_detected!("avx512vl")
+                && std::is_x86_feature_detected!("avx512dq")
+                && std::is_x86_feature_detected!("avx512vnni");
+            if base && wide {
+                found.push((KernelChoice::Avx512, avx512::kernels()));
+            }
+            if base {
+                found.push((KernelChoice::Avx2, avx2::kernels()));
+            }
+            found
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Vec::new()
+    }
+
+    /// The version that runs anywhere and defines the bits.
+    pub(super) fn portable() -> Self {
+        scalar::kernels()
+    }
+
+    /// One panel times columns `first..first + acc.len() / 16`: `acc[column][row]`, overwritten.
+    pub(super) fn panel(&self, form: Form, panel: &[u8], columns: &Columns, first: usize, acc: &mut [f32]) {
+        let blocks = panel.len() / form.block_bytes();
+        let count = acc.len() / PANEL_ROWS;
+        assert!(first + count <= columns.count && acc.len() % PANEL_ROWS == 0, "columns out of bounds");
+        assert!(blocks * columns.count <= columns.numbers.len(), "columns shorter than the panel");
+        assert!(blocks * form.block_bytes() == panel.len(), "a panel is whole blocks");
+        let kernel = match form {
+            Form::Q4 => self.q4,
+            Form::Q8 => self.q8,
+        };
+        // SAFETY: the CPU has the features (`available`), and the bounds the kernels rely on hold (above).
+        unsafe { kernel(panel, columns, first, acc) }
+    }
+
+    /// Quantizes `x`, a multiple of 32 long, into column `column` from block `first` on.
+    ///
+    /// # Safety
+    /// The columns behind `out` are alive, and no other thread touches these blocks of this column.
+    pub(super) unsafe fn quantize(&self, x: &[f32], out: &ColumnsOut, first: usize, column: usize) {
+        // SAFETY: the CPU has the features; the rest is the caller's promise.
+        unsafe { (self.quantize)(x, out, first, column) }
+    }
+
+    /// What a root-mean-square norm multiplies `x`, a multiple of 16 long, with.
+    pub(super) fn norm_scale(&self, x: &[f32], epsilon: f32) -> f32 {
+        // SAFETY: the CPU has the features.
+        unsafe { (self.norm_scale)(x, epsilon) }
+    }
+
+    /// `out = x * scale * weight`; equal lengths.
+    pub(super) fn scaled(&self, x: &[f32], weight: &[f32], scale: f32, out: &mut [f32]) {
+        // SAFETY: the CPU has the features.
+        unsafe { (self.scaled_by)(x, weight, scale, out) }
+    }
+
+    /// `gate = silu(gate) * up`; equal lengths, a multiple of 16.
+    pub(super) fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
+        // SAFETY: the CPU has the features.
+        unsafe { (self.silu_mul)(gate, up) }
+    }
+
+    /// Rotates neighbouring pairs of each head of `heads`, `dim` wide, by `angles`: cosine, sine per pair.
+    pub(super) fn rotate(&self, heads: &mut [f32], angles: &[f32], dim: usize) {
+        // SAFETY: the CPU has the features.
+        unsafe { (self.rotate)(heads, angles, dim) }
+    }
+
+    /// Attention of a tile of tokens over one key-value head.
+    pub(super) fn attend(&self, task: &Attend<'_>, scratch: &mut AttendScratch, out: &mut [f32]) {
+        // SAFETY: the CPU has the features.
+        unsafe { (self.attend)(task, scratch, out) }
+    }
+}

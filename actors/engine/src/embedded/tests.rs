@@ -1,0 +1,3 @@
+//! Tests of the embedded engine as a whole.
+
+mod real_model;
