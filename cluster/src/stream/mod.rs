@@ -5,12 +5,17 @@
 //! both sides send frames under per-stream credits until each has ended. A stream that stops without an
 //! end is broken, never finished. Local streams are channels with the same semantics and no serialization.
 
-mod channel;
+pub(crate) mod channel;
 mod context;
 mod endpoints;
 mod fault;
+pub(crate) mod gauges;
+pub(crate) mod local;
 
-pub use channel::{STREAM_WINDOW_FRAMES, StreamRx, StreamTx};
+#[cfg(test)]
+mod tests;
+
+pub use channel::{STREAM_WINDOW_FRAMES, StreamRx, StreamTx, TrySendError};
 pub use context::Context;
 pub use endpoints::{Acceptor, Endpoints, Incoming, StreamHandler};
 pub use fault::{Fault, FaultKind, StreamError};

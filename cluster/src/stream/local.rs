@@ -1,0 +1,111 @@
+//! Streams inside one process: two bounded channels with the semantics of a link and no serialization.
+//!
+//! Called by [`crate::mesh::Mesh::open`] when the node addressed is this one. The handler's future runs in
+//! the node's task set, never detached. Bounds: a window of frames a direction.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use starling_ids::{EndpointName, NodeId};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    Acceptor, Context, Endpoints, Fault, FaultKind, Incoming, Opened, StreamError, StreamRx, StreamTx,
+    channel::{Feedback, Item, Lane, Outlet, STREAM_WINDOW_FRAMES},
+    gauges::OpenGuard,
+};
+use crate::supervise::Tasks;
+
+/// One direction seen from its sender: straight into the reader's queue.
+#[derive(Debug)]
+struct Direct(mpsc::Sender<Item>);
+
+impl Outlet for Direct {
+    fn reserve(&self, _len: usize) -> BoxFuture<'_, Result<(), StreamError>> {
+        async { Ok(()) }.boxed()
+    }
+
+    fn try_reserve(&self, _len: usize) -> bool {
+        true
+    }
+
+    fn push(&self, item: Item) {
+        // Fails only when the reader is gone, who needs nothing: credits leave room for a window and an end.
+        self.0.try_send(item).ok();
+    }
+}
+
+/// One direction seen from its reader.
+#[derive(Debug)]
+struct Back(Arc<Lane>);
+
+impl Feedback for Back {
+    fn taken(&self) {
+        self.0.grant(1);
+    }
+
+    fn cancel(&self) {
+        self.0.stop(StreamError::Cancelled);
+    }
+
+    fn closed(&self) {}
+}
+
+fn pair(context: &Context) -> ((StreamTx, StreamRx), (StreamTx, StreamRx)) {
+    let deadline = context.deadline();
+    let (near_open, far_open) = (OpenGuard::new(context), OpenGuard::new(context));
+    let (near_lane, far_lane) = (Lane::new(context), Lane::new(context));
+    let (to_far, far_queue) = mpsc::channel(STREAM_WINDOW_FRAMES + 1);
+    let (to_near, near_queue) = mpsc::channel(STREAM_WINDOW_FRAMES + 1);
+    let near = (
+        StreamTx::new(Arc::new(Direct(to_far)), near_lane.clone(), deadline, near_open.clone()),
+        StreamRx::new(near_queue, Arc::new(Back(far_lane.clone())), deadline, near_open)
+            .with_default_inactivity(context),
+    );
+    let far = (
+        StreamTx::new(Arc::new(Direct(to_near)), far_lane, deadline, far_open.clone()),
+        StreamRx::new(far_queue, Arc::new(Back(near_lane)), deadline, far_open),
+    );
+    (near, far)
+}
+
+/// Opens a stream to an endpoint of this node.
+pub(crate) async fn open(
+    endpoints: &Endpoints,
+    tasks: &Tasks,
+    node: &NodeId,
+    (endpoint, context, body): (&EndpointName, Context, Bytes),
+) -> Result<Opened, StreamError> {
+    let Some(handler) = endpoints.get(endpoint) else {
+        return Err(StreamError::Rejected(not_found(endpoint)));
+    };
+    let (sender, receiver) = oneshot::channel();
+    let for_pair = context.clone();
+    let acceptor = Acceptor::new(move |verdict| match verdict {
+        Ok(reply) => {
+            let ((tx, rx), far) = pair(&for_pair);
+            sender.send(Ok(Opened { reply, tx, rx })).is_ok().then_some(far)
+        }
+        Err(fault) => {
+            // An opener that has gone needs no reason.
+            sender.send(Err(StreamError::Rejected(fault))).ok();
+            None
+        }
+    });
+    let limit = context.answer_within();
+    let incoming = Incoming { peer: node.clone(), context, body, acceptor };
+    if !tasks.spawn(handler.open(incoming)) {
+        return Err(StreamError::Rejected(Fault::new(FaultKind::Overloaded, "too many streams are being handled")));
+    }
+    match tokio::time::timeout(limit, receiver).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(_)) => Err(StreamError::Broken("the handler vanished".to_owned())),
+        Err(_) => Err(StreamError::Deadline),
+    }
+}
+
+/// The answer to an open of an endpoint that nobody serves.
+pub(crate) fn not_found(endpoint: &EndpointName) -> Fault {
+    Fault::new(FaultKind::NotFound, format!("no endpoint {endpoint} on this node"))
+}

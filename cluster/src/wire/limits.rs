@@ -1,0 +1,63 @@
+//! The one table of limits. Everything that bounds bytes, frames, streams or waits on the wire reads it.
+//!
+//! Sizes are bytes. [`check`] states how the rows depend on each other; a node refuses to start when they
+//! contradict each other, and the first test of this file does the same.
+
+use std::time::Duration;
+
+/// Payload of one frame: a data frame, or the body of an open or accept. A gateway's body limit stays below.
+pub const FRAME_PAYLOAD_MAX: usize = 8 << 20;
+/// MessagePack header of one frame (context, fault, hello).
+pub const FRAME_HEADER_MAX: usize = 64 << 10;
+/// Everything after the length word of one frame.
+pub const FRAME_MAX: usize = FRAME_PAYLOAD_MAX + FRAME_HEADER_MAX + 16;
+/// Payloads up to this size are copied out of the read buffer, so that a small frame never keeps a large
+/// buffer alive; larger ones are slices of it.
+pub const COPY_BELOW: usize = 4 << 10;
+/// Frames that may be under way in one direction of a stream before its reader must have taken one.
+pub const STREAM_WINDOW_FRAMES: usize = 64;
+/// A reader gives credits back in portions of this many frames.
+pub const CREDIT_PORTION: u32 = 16;
+/// Open streams on one link, both directions.
+pub const STREAMS_PER_LINK_MAX: usize = 16_384;
+/// Handlers running on one node.
+pub const HANDLERS_MAX: usize = 65_536;
+/// Payload bytes that wait for the writer of one link.
+pub const LINK_QUEUE_BYTES: usize = 16 << 20;
+/// The writer puts together what waits up to this size in one write.
+pub const WRITE_COALESCE: usize = 64 << 10;
+/// Capacity of a connection's read buffer.
+pub const READ_BUFFER: usize = 256 << 10;
+/// Connections that are in their TLS handshake or hello at one time.
+pub const HANDSHAKES_MAX: usize = 128;
+/// Longest TLS handshake, and longest wait for a hello.
+pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(5);
+/// Longest TCP connect.
+pub const DIAL_TIME_MAX: Duration = Duration::from_secs(3);
+/// How long unacknowledged data may stay unacknowledged before the kernel breaks a connection.
+pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest gap between frames on the side that opened a request stream, unless set otherwise.
+pub const STREAM_INACTIVITY: Duration = Duration::from_secs(30);
+
+/// Checks that the table does not contradict itself.
+pub fn check() -> Result<(), String> {
+    let rules = [
+        (FRAME_PAYLOAD_MAX < FRAME_MAX, "a frame must hold its largest payload"),
+        (FRAME_MAX <= u32::MAX as usize, "a frame's length must fit its length word"),
+        (FRAME_PAYLOAD_MAX <= LINK_QUEUE_BYTES, "the largest payload must fit the writer's queue"),
+        (COPY_BELOW < WRITE_COALESCE, "copied payloads must fit one coalesced write"),
+        (WRITE_COALESCE <= READ_BUFFER, "one coalesced write should fit one read"),
+        (CREDIT_PORTION as usize <= STREAM_WINDOW_FRAMES / 2, "credits must come back before the window is used up"),
+        (STREAMS_PER_LINK_MAX <= HANDLERS_MAX, "one link's streams must find handlers"),
+        (DIAL_TIME_MAX < HANDSHAKE_TIME_MAX + DIAL_TIME_MAX, "times must be positive"),
+    ];
+    rules.iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, rule)| Err((*rule).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_limits_do_not_contradict_each_other() {
+        assert_eq!(super::check(), Ok(()));
+    }
+}
