@@ -21,6 +21,18 @@ pub struct Tasks {
 }
 
 impl TaskOwner {
+    /// A new set for at most `max` living tasks.
+    #[must_use]
+    pub fn new(max: usize) -> Self {
+        Self::open(&Tasks::closed(max))
+    }
+
+    /// A handle to start tasks with.
+    #[must_use]
+    pub fn tasks(&self) -> Tasks {
+        self.tasks.clone()
+    }
+
     /// Opens the set behind `tasks`. What an earlier owner left there is aborted.
     #[must_use]
     pub fn open(tasks: &Tasks) -> Self {
