@@ -1,0 +1,14 @@
+//! Whole-system tests: real processes of the built program, real sockets, real signals.
+//!
+//! Each test makes its own cluster in a temporary folder on free ports, and waits for states with a deadline, never
+//! for a time. `STARLING_TEST_BINARY` names the program to start (default: the one cargo built beside the tests),
+//! `STARLING_TEST_MODEL` the model (default: the one `make model` brings).
+
+mod bad_input;
+mod cli;
+mod faults;
+mod harness;
+mod join;
+mod rest;
+mod serve;
+mod supervision;
