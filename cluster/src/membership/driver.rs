@@ -31,7 +31,7 @@ use super::{
 use crate::security::Dropped;
 
 /// The driver wants to be ticked at least this often; a longer silence is a pause of the process.
-pub const TICK_MAX: Duration = Duration::from_millis(100);
+const TICK_MAX: Duration = Duration::from_millis(100);
 const PAUSE_MIN: Duration = Duration::from_millis(2 * sizing::PROBE_PERIOD.as_millis() as u64);
 const ANNOUNCE_ALONE: Duration = Duration::from_secs(1);
 const ANNOUNCE_SEEDS: Duration = Duration::from_secs(30);
@@ -211,6 +211,10 @@ impl Driver {
         }
         // What this node says itself is no news to it.
         while self.rumours.try_recv().is_ok() {}
+        // The first three hear it now and not at the next round of gossip.
+        let outcome = self.foca.broadcast(&mut self.outbox);
+        Self::note("rumour", outcome);
+        self.settle();
     }
 
     /// All that is known about members, down ones included, for a node that joins.

@@ -14,7 +14,7 @@ const WORD: u8 = 1;
 
 /// Words about names that SWIM has none for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Word {
+pub(super) enum Word {
     /// Who holds this name, as far as you know? Asked before a node joins.
     WhoIs(NodeId),
     /// The holder of a name, and whether it is down. `None`: never heard of it.
@@ -36,7 +36,7 @@ pub struct Rumour {
 
 /// An opened datagram.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Opened<'a> {
+pub(super) enum Opened<'a> {
     /// For foca, checked to be well formed and about named members only.
     Swim {
         /// All of it.
@@ -52,7 +52,7 @@ pub enum Opened<'a> {
 
 /// Marks a packet of foca.
 #[must_use]
-pub fn swim(packet: &[u8]) -> Vec<u8> {
+pub(super) fn swim(packet: &[u8]) -> Vec<u8> {
     let mut payload = Vec::with_capacity(packet.len() + 1);
     payload.push(SWIM);
     payload.extend_from_slice(packet);
@@ -60,14 +60,14 @@ pub fn swim(packet: &[u8]) -> Vec<u8> {
 }
 
 /// Encodes a word.
-pub fn word(word: &Word) -> Result<Vec<u8>, rmp_serde::encode::Error> {
+pub(super) fn word(word: &Word) -> Result<Vec<u8>, rmp_serde::encode::Error> {
     let mut payload = vec![WORD];
     rmp_serde::encode::write(&mut payload, word)?;
     Ok(payload)
 }
 
 /// Reads a payload, to its last byte.
-pub fn open(payload: &[u8]) -> Result<Opened<'_>, Dropped> {
+pub(super) fn open(payload: &[u8]) -> Result<Opened<'_>, Dropped> {
     match payload.split_first() {
         Some((&SWIM, packet)) => open_swim(packet),
         Some((&WORD, rest)) => rmp_serde::from_slice(rest).map(Opened::Word).map_err(|_| Dropped::Malformed),
@@ -103,7 +103,7 @@ fn open_swim(packet: &[u8]) -> Result<Opened<'_>, Dropped> {
 
 /// Whether foca counts this state as present.
 #[must_use]
-pub fn present(state: State) -> bool {
+pub(super) fn present(state: State) -> bool {
     state != State::Down
 }
 

@@ -1,16 +1,61 @@
 //! Who is a member: SWIM gossip over sealed datagrams, on a thread of its own.
 //!
+//! How [`crate::mesh`] puts it together, in this order:
+//!
+//! ```text
+//! let (listener, socket) = bind_pair(config.bind)?;                   // one port for TCP and UDP
+//! let seeds = resolve(&config.seeds).await;
+//! let address = advertise(bound, config.advertise, &seeds)?;          // never 0.0.0.0
+//! let incarnation = claim(Claim { .. }).await?;                       // raises the boot counter; refuses a taken name
+//! let membership = MembershipHandle::default();
+//! supervisor.add(membership_child(&membership, MembershipArgs { .. })).await?;
+//! membership.leave().await?;                                          // at the end
+//! ```
+//!
+//! `MembershipArgs::view` is `Arc::new(watch::Sender::new(Arc::default()))`; the directory reads the same watch. When
+//! [`MembershipView::outranked`] is set, another node holds the name and this one has fallen silent: the
+//! process should end.
+//!
 //! Pure parts: [`Identity`] (which claim to a name wins), `sizing` (how fast), `message` (what a datagram says),
-//! `driver` (foca and the habits around it), [`boot`] (the incarnation).
+//! [`Driver`] (foca and the habits around it), [`boot`] (the incarnation).
 
+mod actor;
+mod advertise;
 pub mod boot;
+mod claim;
 mod driver;
 mod identity;
 mod message;
 mod rumours;
 mod runtime;
+mod seeds;
 mod sizing;
+mod socket;
+mod thread;
 
+use std::{collections::BTreeMap, sync::Arc};
+
+pub use actor::{MembershipArgs, MembershipHandle, OP_STATE, membership_child};
+pub use advertise::{AdvertiseError, choose as advertise};
+pub use claim::{Claim, ClaimError, claim};
 pub use driver::{Driver, Effect, MemberView, Outranked};
 pub use identity::Identity;
 pub use message::Rumour;
+pub use seeds::resolve;
+pub use socket::bind_pair;
+use starling_ids::NodeId;
+
+/// What gossip says now. Published through a watch: only the latest one counts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MembershipView {
+    /// All members except this node; down ones are not among them.
+    pub members: BTreeMap<NodeId, MemberView>,
+    /// Set when somebody else holds this node's name; then gossip has ended.
+    pub outranked: Option<Outranked>,
+}
+
+/// A watch for [`MembershipView`], empty.
+#[must_use]
+pub fn view_watch() -> Arc<tokio::sync::watch::Sender<Arc<MembershipView>>> {
+    Arc::new(tokio::sync::watch::Sender::new(Arc::default()))
+}

@@ -12,13 +12,13 @@ use foca::{Config, PeriodicParams};
 use crate::security::{DATAGRAM_MAX, SEAL_OVERHEAD};
 
 /// One probe of one member in each period. The same at every size, because foca cannot change it while it runs.
-pub const PROBE_PERIOD: Duration = Duration::from_millis(500);
+pub(super) const PROBE_PERIOD: Duration = Duration::from_millis(500);
 /// A member that has not answered for this long is probed through others.
-pub const PROBE_RTT: Duration = Duration::from_millis(150);
+pub(super) const PROBE_RTT: Duration = Duration::from_millis(150);
 /// Largest foca packet: a datagram less the seal and the byte that tells messages apart.
-pub const PACKET_MAX: usize = DATAGRAM_MAX - SEAL_OVERHEAD - 1;
+pub(super) const PACKET_MAX: usize = DATAGRAM_MAX - SEAL_OVERHEAD - 1;
 /// Down members are remembered this long, so that late news about them is known to be late.
-pub const REMEMBER_DOWN: Duration = Duration::from_secs(24 * 3600);
+pub(super) const REMEMBER_DOWN: Duration = Duration::from_secs(24 * 3600);
 
 /// Upper bound of a size class, time from suspicion to down, how often each member passes news on.
 const CLASSES: [(usize, Duration, u8); 4] = [
@@ -30,13 +30,13 @@ const CLASSES: [(usize, Duration, u8); 4] = [
 
 /// The class of a cluster of `members`, this node included.
 #[must_use]
-pub fn class(members: usize) -> usize {
+pub(super) fn class(members: usize) -> usize {
     CLASSES.iter().position(|(bound, ..)| members <= *bound).unwrap_or(CLASSES.len() - 1)
 }
 
 /// The settings of a class.
 #[must_use]
-pub fn config(class: usize) -> Config {
+pub(super) fn config(class: usize) -> Config {
     let (_, suspect_to_down_after, transmissions) = CLASSES[class.min(CLASSES.len() - 1)];
     Config {
         probe_period: PROBE_PERIOD,

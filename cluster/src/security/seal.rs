@@ -9,7 +9,7 @@
 //! The cipher is ChaCha20-Poly1305 under a key of its own for each sender, HKDF-SHA256(gossip key, sender),
 //! with the counter as nonce; the header and the cluster's name are authenticated with it. A sender number
 //! holds random salt of its process, so two lives of a node never share a key, not even without a data
-//! directory. Bounds: [`SENDERS_MAX`] senders are remembered, the one unheard for longest is forgotten first.
+//! directory. Bounds: `SENDERS_MAX` senders are remembered, the one unheard for longest is forgotten first.
 //!
 //! What it does not do: a receiver that has just started knows no counters yet, so a packet recorded before
 //! is new to it once. Gossip bears that: what the packet says loses to every later incarnation.
@@ -31,9 +31,9 @@ pub const OVERHEAD: usize = HEADER + TAG;
 /// Largest datagram, sealed: below the smallest common path MTU for UDP over IPv6 tunnels.
 pub const DATAGRAM_MAX: usize = 1400;
 /// Senders whose counters are remembered.
-pub const SENDERS_MAX: usize = 16_384;
+const SENDERS_MAX: usize = 16_384;
 /// Counters behind the newest one that are still accepted, each once.
-pub const REPLAY_WINDOW: u64 = 1024;
+const REPLAY_WINDOW: u64 = 1024;
 
 const VERSION: u8 = 1;
 const HEADER: usize = 1 + 4 + 8 + 8;
@@ -269,7 +269,7 @@ fn aad(header: &[u8], cluster: &[u8]) -> Vec<u8> {
     [header, cluster].concat()
 }
 
-/// Which of the last [`REPLAY_WINDOW`] counters were seen. Bit `counter % REPLAY_WINDOW` stands for `counter`.
+/// Which of the last `REPLAY_WINDOW` counters were seen. Bit `counter % REPLAY_WINDOW` stands for `counter`.
 struct Window {
     newest: u64,
     seen: [u64; WORDS],

@@ -1,0 +1,251 @@
+//! Whole nodes in one process: gossip over real sockets, sessions over loopback, the directory above both.
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use starling_ids::{Incarnation, NodeId};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+
+use super::*;
+use crate::{
+    membership::{
+        Claim, ClaimError, MembershipArgs, MembershipHandle, MembershipView, bind_pair, claim, membership_child,
+        resolve, view_watch,
+    },
+    security::SealKey,
+    session::{Dial, Ops, SessionStream, SessionsHandle, control_child, hex, sessions_child},
+    supervise::{ActorBook, Policy, SupervisorHandle},
+};
+
+const WAIT: Duration = Duration::from_secs(15);
+const CLUSTER: &str = "test";
+
+struct Site {
+    node: NodeId,
+    incarnation: Incarnation,
+    address: SocketAddr,
+    directory: DirectoryHandle,
+    membership: MembershipHandle,
+    view: Arc<tokio::sync::watch::Sender<Arc<MembershipView>>>,
+    book: ActorBook,
+    root: SupervisorHandle,
+    _accepting: JoinSet<()>,
+}
+
+/// What a node is started with.
+struct Setup<'a> {
+    name: &'a str,
+    seeds: Vec<String>,
+    data_dir: PathBuf,
+    key: u8,
+}
+
+impl Setup<'_> {
+    fn key(&self) -> SealKey {
+        SealKey::new([self.key; 32])
+    }
+}
+
+fn setup<'a>(name: &'a str, seeds: &[&Site], data_dir: &tempfile::TempDir) -> Setup<'a> {
+    let seeds = seeds.iter().map(|seed| seed.address.to_string()).collect();
+    Setup { name, seeds, data_dir: data_dir.path().join(name), key: 7 }
+}
+
+async fn start(setup: Setup<'_>) -> Result<Site, ClaimError> {
+    let node = NodeId::new(setup.name).unwrap();
+    let (listener, socket) = bind_pair("127.0.0.1:0".parse().unwrap())?;
+    let address = listener.local_addr()?;
+    let seeds = resolve(&setup.seeds).await;
+    let key = setup.key();
+    let incarnation = claim(Claim {
+        socket: &socket,
+        keys: std::slice::from_ref(&key),
+        cluster: CLUSTER,
+        seeds: &seeds,
+        node: &node,
+        address,
+        data_dir: &setup.data_dir,
+    })
+    .await?;
+    let (ops, book, membership, view) =
+        (Ops::default(), ActorBook::default(), MembershipHandle::default(), view_watch());
+    let root = SupervisorHandle::root(book.clone(), Policy::default()).await.unwrap();
+    let directory = DirectoryHandle::new(first_record(&node, incarnation, address));
+    let sessions = SessionsHandle::new(node.clone(), incarnation, ops.clone(), directory.watch());
+    root.add(sessions_child(&sessions, hex(b"cookie"), dial())).await.unwrap();
+    root.add(control_child(&sessions)).await.unwrap();
+    let (caller, membership_too) = (sessions.caller(), membership.clone());
+    let args = DirectoryArgs { view: view.subscribe(), membership: membership_too, caller, ops: ops.clone() };
+    root.add(directory_child(&directory, args)).await.unwrap();
+    let args = MembershipArgs {
+        node: node.clone(),
+        incarnation,
+        address,
+        socket: Arc::new(socket),
+        keys: vec![key],
+        cluster: CLUSTER.into(),
+        seeds: setup.seeds,
+        view: view.clone(),
+        directory: directory.clone(),
+        caller: sessions.caller(),
+        ops,
+    };
+    root.add(membership_child(&membership, args)).await.unwrap();
+    let accepting = accept(TcpListener::from_std(listener)?, sessions);
+    Ok(Site { node, incarnation, address, directory, membership, view, book, root, _accepting: accepting })
+}
+
+fn first_record(node: &NodeId, incarnation: Incarnation, address: SocketAddr) -> NodeRecord {
+    let (roles, software, instances) = (vec!["worker".into()], "test".into(), Vec::new());
+    NodeRecord { node: node.clone(), incarnation, version: 0, address, http: None, roles, software, instances }
+}
+
+fn dial() -> Dial {
+    Arc::new(|_node, address| {
+        Box::pin(async move { Ok(Box::new(TcpStream::connect(address).await?) as SessionStream) })
+    })
+}
+
+fn accept(listener: TcpListener, sessions: SessionsHandle) -> JoinSet<()> {
+    let mut accepting = JoinSet::new();
+    accepting.spawn(async move {
+        while let Ok((stream, from)) = listener.accept().await {
+            sessions.accept(Box::new(stream), from);
+        }
+    });
+    accepting
+}
+
+/// Waits until the site's snapshot satisfies `wanted`; how long it took.
+async fn until(site: &Site, what: &str, wanted: impl FnMut(&Arc<Snapshot>) -> bool) -> Duration {
+    let started = tokio::time::Instant::now();
+    let mut watch = site.directory.watch();
+    let outcome = tokio::time::timeout(WAIT, watch.wait_for(wanted)).await.map(|seen| seen.is_ok());
+    assert_eq!(outcome, Ok(true), "{}: {what}: {:?}", site.node, site.directory.snapshot());
+    started.elapsed()
+}
+
+/// Whether all of `nodes` are listed with their records.
+fn complete(snapshot: &Snapshot, nodes: &[&Site]) -> bool {
+    snapshot.nodes.len() == nodes.len()
+        && nodes.iter().all(|site| {
+            snapshot.node(&site.node).is_some_and(|view| {
+                view.record.incarnation == site.incarnation && view.record.version > 0 && view.state == NodeState::Alive
+            })
+        })
+}
+
+async fn all_see(sites: &[&Site]) {
+    for site in sites {
+        until(site, "everybody", |snapshot| complete(snapshot, sites)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_node_publishes_is_seen_by_all_within_a_second() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(setup("da", &[], &dir)).await.unwrap();
+    let b = start(setup("db", &[&a], &dir)).await.unwrap();
+    let c = start(setup("dc", &[&a], &dir)).await.unwrap();
+    let sites = [&a, &b, &c];
+    all_see(&sites).await;
+    let mut slowest = Duration::ZERO;
+    for round in 0..3 {
+        let instance = Instance {
+            endpoint: format!("test/worker/{round}").parse().unwrap(),
+            kind: InstanceKind::Worker,
+            lifecycle: Lifecycle::Serving,
+            model: None,
+            labels: std::collections::BTreeMap::new(),
+            card: None,
+        };
+        c.directory.publish(|record| record.instances.push(instance)).unwrap();
+        for site in &sites {
+            let seen = |snapshot: &Arc<Snapshot>| snapshot.instances(InstanceKind::Worker).count() == round + 1;
+            slowest = slowest.max(until(site, "the instance", seen).await);
+        }
+    }
+    println!("an instance is seen by all within {slowest:?}");
+    c.membership.leave().await.unwrap();
+    for site in &sites[..2] {
+        let left = until(site, "goodbye", |snapshot| complete(snapshot, &sites[..2])).await;
+        println!("goodbye seen after {left:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mem_05_a_killed_node_comes_back_on_another_port_in_its_next_life() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(setup("ka", &[], &dir)).await.unwrap();
+    let b = start(setup("kb", &[&a], &dir)).await.unwrap();
+    all_see(&[&a, &b]).await;
+    b.root.stop_all().await.unwrap();
+    drop(b);
+    let again = start(setup("kb", &[&a], &dir)).await.unwrap();
+    assert_eq!(again.incarnation, Incarnation(2));
+    all_see(&[&a, &again]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mem_17_a_lost_data_directory_is_stepped_over() {
+    let (dir, lost) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let a = start(setup("la", &[], &dir)).await.unwrap();
+    for expected in 1..4 {
+        let b = start(setup("lb", &[&a], &dir)).await.unwrap();
+        assert_eq!(b.incarnation, Incarnation(expected));
+        all_see(&[&a, &b]).await;
+        b.membership.leave().await.unwrap();
+        b.root.stop_all().await.unwrap();
+    }
+    let b = start(setup("lb", &[&a], &lost)).await.unwrap();
+    assert_eq!(b.incarnation, Incarnation(4), "above all that the cluster remembers");
+    all_see(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mem_07_a_taken_name_is_refused_at_start_and_the_holder_is_unharmed() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let a = start(setup("na", &[], &dir)).await.unwrap();
+    let b = start(setup("nb", &[&a], &dir)).await.unwrap();
+    all_see(&[&a, &b]).await;
+    let refused = start(setup("nb", &[&a], &other)).await.map(|site| site.address).expect_err("the name is taken");
+    assert!(refused.to_string().contains("--name"), "{refused}");
+    assert!(complete(&a.directory.snapshot(), &[&a, &b]));
+    assert!(a.view.borrow().outranked.is_none() && b.view.borrow().outranked.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_membership_or_directory_actor_that_panics_is_back_without_a_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(setup("pa", &[], &dir)).await.unwrap();
+    let b = start(setup("pb", &[&a], &dir)).await.unwrap();
+    all_see(&[&a, &b]).await;
+    for path in ["membership", "directory"] {
+        assert!(b.book.inject_panic(path).await);
+        let restarted = || b.book.snapshot().iter().any(|row| row.path == path && row.restarts > 0);
+        let waiting = async {
+            while !restarted() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(WAIT, waiting).await.expect("restarted");
+        b.directory.publish(|record| record.software = path.into()).unwrap();
+        let told = |snapshot: &Arc<Snapshot>| snapshot.node(&b.node).is_some_and(|view| view.record.software == path);
+        let seen = until(&a, "news after the restart", told).await;
+        println!("{path}: news after a panic seen after {seen:?}");
+        all_see(&[&a, &b]).await;
+    }
+    assert_eq!(a.directory.snapshot().node(&b.node).map(|view| view.record.incarnation), Some(b.incarnation));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_without_the_key_learns_nothing_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(setup("xa", &[], &dir)).await.unwrap();
+    let stranger = start(Setup { key: 8, ..setup("xs", &[&a], &dir) }).await.unwrap();
+    let b = start(setup("xb", &[&a], &dir)).await.unwrap();
+    all_see(&[&a, &b]).await;
+    assert_eq!(stranger.directory.snapshot().nodes.len(), 1);
+}

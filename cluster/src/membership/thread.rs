@@ -1,0 +1,230 @@
+//! The gossip thread: an OS thread of its own, so that a busy runtime never makes this node look dead.
+//!
+//! Started and joined by the Membership actor; owns the socket, the seal, the driver and its timers. Publishes the
+//! member list through a watch and calls the observer. Bounds: [`COMMANDS_MAX`] commands wait; one resolver
+//! task. If it dies, the actor hears it through [`GossipThread::ended`] and starts another one.
+
+use std::{
+    io,
+    net::UdpSocket as StdSocket,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use foca::Member;
+use starling_ids::Metric;
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinSet,
+};
+
+use super::{
+    Driver, Effect, Identity, MembershipView, Rumour, seeds,
+    socket::{SealedSocket, count_dropped},
+};
+use crate::security::SealKey;
+
+/// Commands that may wait for the thread.
+const COMMANDS_MAX: usize = 256;
+const RESOLVE_ALONE: Duration = Duration::from_secs(1);
+const RESOLVE_EVERY: Duration = Duration::from_secs(30);
+
+/// What the thread is told to do.
+pub(super) enum Command {
+    AnnounceVersion(u64),
+    Export(oneshot::Sender<Vec<Member<Identity>>>),
+    Import(Vec<Member<Identity>>),
+    Leave(oneshot::Sender<()>),
+}
+
+/// What the thread tells; called on the thread, must not block.
+pub(super) trait Observer: Send + 'static {
+    /// The member list has changed; `first` when it was empty before.
+    fn members_changed(&self, view: &MembershipView, first: bool);
+    /// A record has a new version.
+    fn rumour(&self, rumour: Rumour);
+}
+
+/// What the thread needs.
+pub(super) struct ThreadArgs {
+    pub(super) identity: Identity,
+    pub(super) generation: Arc<AtomicU32>,
+    pub(super) socket: Arc<StdSocket>,
+    pub(super) keys: Vec<SealKey>,
+    pub(super) cluster: String,
+    pub(super) seeds: Vec<String>,
+    pub(super) view: Arc<watch::Sender<Arc<MembershipView>>>,
+    pub(super) observer: Box<dyn Observer>,
+}
+
+/// The running thread. Dropping it ends and joins the thread.
+pub(super) struct GossipThread {
+    commands: Option<mpsc::Sender<Command>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl GossipThread {
+    /// Starts it. The receiver resolves when the thread has ended, for whatever reason.
+    pub(super) fn start(args: ThreadArgs) -> io::Result<(Self, oneshot::Receiver<()>)> {
+        let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+        let (alive, ended) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let thread = std::thread::Builder::new().name("gossip".into()).spawn(move || {
+            let _alive: oneshot::Sender<()> = alive;
+            match runtime.block_on(async { Gossip::new(args).map(|gossip| gossip.run(inbox)) }) {
+                Ok(run) => runtime.block_on(run),
+                Err(error) => tracing::error!(%error, "the gossip socket does not open"),
+            }
+            // A resolver that hangs in the C library must not hold up a leaving node.
+            runtime.shutdown_background();
+        })?;
+        Ok((Self { commands: Some(commands), thread: Some(thread) }, ended))
+    }
+
+    /// A way to command the thread.
+    pub(super) fn commands(&self) -> Option<mpsc::Sender<Command>> {
+        self.commands.clone()
+    }
+}
+
+impl Drop for GossipThread {
+    fn drop(&mut self) {
+        drop(self.commands.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the gossip thread panicked");
+        }
+    }
+}
+
+struct Gossip {
+    driver: Driver,
+    socket: SealedSocket,
+    epoch: Instant,
+    seeds: Vec<String>,
+    resolving: JoinSet<Vec<std::net::SocketAddr>>,
+    next_resolve: Instant,
+    generation: Arc<AtomicU32>,
+    view: Arc<watch::Sender<Arc<MembershipView>>>,
+    observer: Box<dyn Observer>,
+    over: bool,
+}
+
+impl Gossip {
+    fn new(args: ThreadArgs) -> io::Result<Self> {
+        let ThreadArgs { identity, generation, socket, keys, cluster, seeds, view, observer } = args;
+        let Some(node) = identity.node.clone() else { return Err(io::Error::other("a member needs a name")) };
+        let socket = SealedSocket::new(&socket, &keys, &cluster, (&node, identity.incarnation))?;
+        Ok(Self {
+            driver: Driver::new(identity, rand::random(), Duration::ZERO),
+            socket,
+            epoch: Instant::now(),
+            seeds,
+            resolving: JoinSet::new(),
+            next_resolve: Instant::now(),
+            generation,
+            view,
+            observer,
+            over: false,
+        })
+    }
+
+    /// Until told to leave, outranked, or the actor is gone.
+    async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
+        while !self.over {
+            let tick_at = tokio::time::Instant::from_std(self.epoch + self.driver.next_tick());
+            tokio::select! {
+                biased;
+                command = inbox.recv() => match command {
+                    Some(command) => self.obey(command),
+                    None => break,
+                },
+                (from, payload) = self.socket.receive() => {
+                    let now = self.epoch.elapsed();
+                    if let Err(dropped) = self.driver.receive(from, &payload, now) {
+                        count_dropped(dropped);
+                    }
+                }
+                Some(resolved) = self.resolving.join_next() => self.resolved(resolved),
+                () = tokio::time::sleep_until(tick_at) => {}
+            }
+            let now = self.epoch.elapsed();
+            self.driver.tick(now);
+            self.resolve_when_due();
+            self.perform();
+        }
+        self.resolving.abort_all();
+    }
+
+    fn obey(&mut self, command: Command) {
+        let now = self.epoch.elapsed();
+        match command {
+            Command::AnnounceVersion(version) => self.driver.announce_version(version),
+            Command::Export(reply) => {
+                // The asker may have given up; nothing depends on it.
+                let _gone = reply.send(self.driver.export()).is_err();
+            }
+            Command::Import(members) => self.driver.import(members, now),
+            Command::Leave(reply) => {
+                self.driver.leave(now);
+                self.perform();
+                self.over = true;
+                let _gone = reply.send(()).is_err();
+            }
+        }
+    }
+
+    fn resolve_when_due(&mut self) {
+        let now = Instant::now();
+        if now < self.next_resolve || self.seeds.is_empty() || !self.resolving.is_empty() {
+            return;
+        }
+        let alone = self.driver.members().is_empty();
+        self.next_resolve = now + if alone { RESOLVE_ALONE } else { RESOLVE_EVERY };
+        let seeds = self.seeds.clone();
+        self.resolving.spawn(async move { seeds::resolve(&seeds).await });
+    }
+
+    fn resolved(&mut self, resolved: Result<Vec<std::net::SocketAddr>, tokio::task::JoinError>) {
+        match resolved {
+            Ok(addresses) if !addresses.is_empty() => {
+                let own = self.driver.identity().address;
+                self.driver.set_seeds(addresses.into_iter().filter(|seed| *seed != own).collect());
+            }
+            // Names may resolve again later; until then the addresses known so far stay.
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "the resolver task failed"),
+        }
+    }
+
+    fn perform(&mut self) {
+        for effect in self.driver.take_effects() {
+            match effect {
+                Effect::Send { to, payload } => self.socket.send(to, &payload),
+                Effect::MembersChanged => self.publish(None),
+                Effect::Rumour(rumour) => self.observer.rumour(rumour),
+                Effect::Outranked(why) => {
+                    self.publish(Some(why));
+                    self.over = true;
+                }
+            }
+        }
+        // A thread that follows this one starts above all that this one was known as.
+        self.generation.fetch_max(self.driver.identity().generation.saturating_add(1), Ordering::Relaxed);
+    }
+
+    fn publish(&self, outranked: Option<super::Outranked>) {
+        let members = self.driver.members().clone();
+        let alive = u32::try_from(members.len() + 1).unwrap_or(u32::MAX);
+        metrics::gauge!(Metric::GossipMembers.name()).set(f64::from(alive));
+        let first = self.view.borrow().members.is_empty() && !members.is_empty();
+        let view = Arc::new(MembershipView { members, outranked });
+        self.view.send_replace(view.clone());
+        self.observer.members_changed(&view, first);
+    }
+}
