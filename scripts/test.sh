@@ -1,6 +1,7 @@
 #!/bin/sh
 # All tests: unit and property tests, whole-system tests with real processes, doc tests, the openai SDK.
-# Takes the release binary for the processes when `make up` built one that is newer than every source, else builds it.
+# The processes run the release binary when `make up` built one that is newer than every source, else the one that
+# cargo builds beside the tests; no second build is made for them.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -10,10 +11,16 @@ scripts/need.sh cargo cc
 STARLING_TEST_MODEL=$(scripts/model.sh)
 export STARLING_TEST_MODEL
 
-stage "build of the program that the system tests start"
-cargo build --release --locked --bin starling
-STARLING_TEST_BINARY=$PWD/target/release/starling
-export STARLING_TEST_BINARY
+release=$PWD/target/release/starling
+newer() {
+    find Cargo.toml Cargo.lock src cluster kv actors gateway -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) \
+        -newer "$release" | head -n 1
+}
+if [ -x "$release" ] && [ -z "$(newer)" ]; then
+    STARLING_TEST_BINARY=$release
+    export STARLING_TEST_BINARY
+    echo "system tests start $release" >&2
+fi
 
 stage "tests"
 if cargo nextest --version >/dev/null 2>&1; then
@@ -27,6 +34,6 @@ cargo test --locked --workspace --doc --quiet
 
 stage "the openai SDK against a running node"
 python=$(scripts/venv.sh)
-"$python" tests/e2e/openai_sdk.py "$STARLING_TEST_BINARY" "$STARLING_TEST_MODEL"
+"$python" tests/e2e/openai_sdk.py "${STARLING_TEST_BINARY:-target/debug/starling}" "$STARLING_TEST_MODEL"
 
 stage "all tests passed"

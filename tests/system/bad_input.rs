@@ -62,15 +62,16 @@ fn chats(model: &str) -> Vec<(&'static str, Value, &'static str)> {
 
 /// Sends raw bytes as the body of a chat; status and parsed body.
 async fn raw(node: &Node, head: &str, body: &[u8]) -> (u16, Value) {
-    let mut socket = TcpStream::connect(&node.http).await.unwrap();
-    socket.write_all(head.as_bytes()).await.unwrap();
-    // The server may answer and close before it has read all of a body that is too large.
-    if let Err(error) = socket.write_all(body).await {
-        eprintln!("the server closed early: {error}");
-    }
+    let (mut from, mut to) = TcpStream::connect(&node.http).await.unwrap().into_split();
+    // Both at once: the server may answer and close before it has read all of a body that is too large.
+    let write = async {
+        to.write_all(head.as_bytes()).await?;
+        to.write_all(body).await
+    };
     let mut answer = Vec::new();
-    if let Err(error) = socket.read_to_end(&mut answer).await {
-        eprintln!("after {} bytes: {error}", answer.len());
+    let (written, read) = tokio::join!(write, from.read_to_end(&mut answer));
+    if let Err(error) = written.and(read) {
+        eprintln!("the server closed early, after {} bytes of its answer: {error}", answer.len());
     }
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{Cluster, Node, PATIENCE, ask, until};
+use crate::harness::{Cluster, Node, PATIENCE, ask, ask_long, until};
 
 struct Three {
     cluster: Cluster,
@@ -28,7 +28,7 @@ async fn a_killed_worker_breaks_only_its_own_streams_and_comes_back() {
     let model = w2.model.clone();
     let mut streams = Vec::new();
     for n in 0..8 {
-        let mut events = gateway.stream(&ask(&model, &format!("{n}: tell me a long story"), 400)).await;
+        let mut events = gateway.stream(&ask_long(&model, &format!("{n}: tell me a long story"), 600)).await;
         events.first_text().await;
         streams.push(events);
     }

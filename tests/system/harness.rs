@@ -271,6 +271,13 @@ pub fn ask(model: &str, text: &str, tokens: u32) -> Value {
     })
 }
 
+/// A chat whose answer is exactly this long, whatever the model would say.
+pub fn ask_long(model: &str, text: &str, tokens: u32) -> Value {
+    let mut body = ask(model, text, tokens);
+    body["ignore_eos"] = true.into();
+    body
+}
+
 /// The events of a streamed answer.
 pub struct Events {
     bytes: futures::stream::BoxStream<'static, reqwest::Result<bytes::Bytes>>,

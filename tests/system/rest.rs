@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::harness::{Cluster, Node, ask, until};
+use crate::harness::{Cluster, Node, ask, ask_long, until};
 
 /// What must be zero on every node when nothing runs.
 const ZERO_AT_REST: &[&str] = &[
@@ -33,7 +33,7 @@ async fn everything_is_zero_at_rest_after_finished_cancelled_and_refused_request
     for round in 0..10 {
         let bodies: Vec<_> = (0..8).map(|n| ask(&gateway.model, &format!("{round} {n} words"), 12)).collect();
         futures::future::join_all(bodies.iter().map(|body| gateway.chat(body))).await;
-        let mut left = gateway.stream(&ask(&gateway.model, "someone leaves", 900)).await;
+        let mut left = gateway.stream(&ask_long(&gateway.model, "someone leaves", 900)).await;
         left.first_text().await;
         drop(left);
         gateway.chat(&ask("no such model", "x", 1)).await;
@@ -46,7 +46,7 @@ async fn everything_is_zero_at_rest_after_finished_cancelled_and_refused_request
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_flat_over_two_thousand_short_requests() {
     let cluster = Cluster::new().await;
-    let node = cluster.up("one", &["--kv-mib", "8"]).await;
+    let node = cluster.up("one", &["--kv-mib", "32"]).await;
     let load = async |from: u32, count: u32| {
         for start in (from..from + count).step_by(20) {
             let bodies: Vec<_> = (start..start + 20).map(|n| ask(&node.model, &format!("request {n}"), 4)).collect();
