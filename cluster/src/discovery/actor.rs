@@ -6,7 +6,6 @@
 //! not lost, it lies in the arguments.
 
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,6 +19,7 @@ use tokio::sync::watch;
 use super::{
     NodeRecord, OwnRecord, RecordTooLarge, Snapshot,
     core::{Digest, DirectoryCore, RECORD_MAX, Refused},
+    pulls::{PULLS_MAX, Pulls},
 };
 use crate::{
     membership::{MembershipHandle, MembershipView, Rumour},
@@ -32,12 +32,8 @@ use crate::{
 pub const OP_RECORD: &str = "directory/record";
 /// The operation that takes a digest and hands out what is newer.
 pub const OP_SYNC: &str = "directory/sync";
-/// Records pulled at one time.
-const PULLS_MAX: usize = 32;
 const PULL_WAIT: Duration = Duration::from_secs(2);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
-const RETRY_FIRST: Duration = Duration::from_millis(50);
-const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// What the Directory actor needs, for every start.
 #[derive(Clone)]
@@ -165,18 +161,10 @@ struct State {
     core: DirectoryCore,
     directory: DirectoryHandle,
     args: DirectoryArgs,
-    /// Nodes being pulled, or waiting to be tried again.
-    pulls: BTreeMap<NodeId, Pull>,
+    pulls: Pulls,
     /// When the running timer wakes this actor to try again.
     retry_at: Option<Instant>,
     tasks: TaskOwner,
-}
-
-#[derive(Debug, Default)]
-struct Pull {
-    running: bool,
-    failures: u32,
-    not_before: Option<Instant>,
 }
 
 impl Actor for Directory {
@@ -195,7 +183,7 @@ impl Actor for Directory {
             return Err("the directory has no clock".into());
         }
         myself.cast(DirectoryMsg::MembersChanged)?;
-        Ok(State { core, directory, args, pulls: BTreeMap::new(), retry_at: None, tasks })
+        Ok(State { core, directory, args, pulls: Pulls::default(), retry_at: None, tasks })
     }
 
     async fn handle(
@@ -209,7 +197,7 @@ impl Actor for Directory {
             DirectoryMsg::MembersChanged => {
                 let view = state.args.view.borrow().clone();
                 state.core.set_members(&view.members);
-                state.pulls.retain(|node, pull| pull.running || view.members.contains_key(node));
+                state.pulls.keep(|node| view.members.contains_key(node));
                 state.publish();
             }
             DirectoryMsg::Heard(rumour) => state.core.hear(&rumour),
@@ -277,43 +265,27 @@ impl State {
                 true
             }
         };
-        if !failed {
-            self.pulls.remove(&node);
-            return;
+        if failed {
+            self.pulls.failed(node, Instant::now());
+        } else {
+            self.pulls.done(&node);
         }
-        let pull = self.pulls.entry(node).or_default();
-        pull.running = false;
-        let wait = RETRY_FIRST.saturating_mul(1 << pull.failures.min(8)).min(RETRY_MAX);
-        pull.failures = pull.failures.saturating_add(1);
-        pull.not_before = Some(Instant::now() + wait);
     }
 
     fn pull_wanted(&mut self, myself: &ActorRef<DirectoryMsg>) {
-        let now = Instant::now();
-        let mut running = self.pulls.values().filter(|pull| pull.running).count();
-        let mut soonest: Option<Instant> = None;
-        for node in self.core.wanted() {
-            let pull = self.pulls.entry(node.clone()).or_default();
-            if pull.running {
-                continue;
-            }
-            if let Some(at) = pull.not_before.filter(|at| *at > now) {
-                soonest = Some(soonest.map_or(at, |known| known.min(at)));
-                continue;
-            }
-            if running >= PULLS_MAX {
-                break;
-            }
+        let (due, next) = self.pulls.due(self.core.wanted(), Instant::now());
+        for node in due {
             let (caller, answer_to, asked) = (self.args.caller.clone(), myself.clone(), node.clone());
             let started = self.tasks.tasks().spawn(async move {
                 let outcome = caller(asked.clone(), OP_RECORD, Bytes::new(), PULL_WAIT).await;
                 let outcome = outcome.and_then(|record| decode(&record));
                 send(&answer_to, DirectoryMsg::Pulled(asked, outcome));
             });
-            pull.running = started;
-            running += usize::from(started);
+            if started {
+                self.pulls.started(node);
+            }
         }
-        if let Some(at) = soonest {
+        if let Some(at) = next {
             self.retry_when_due(myself, at);
         }
     }

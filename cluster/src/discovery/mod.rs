@@ -12,6 +12,7 @@
 mod actor;
 mod core;
 mod own;
+mod pulls;
 mod record;
 
 #[cfg(test)]

@@ -40,6 +40,8 @@ struct Setup<'a> {
     seeds: Vec<String>,
     data_dir: PathBuf,
     key: u8,
+    /// Advertises a port that is forwarded to its own.
+    forwarded: bool,
 }
 
 impl Setup<'_> {
@@ -50,13 +52,15 @@ impl Setup<'_> {
 
 fn setup<'a>(name: &'a str, seeds: &[&Site], data_dir: &tempfile::TempDir) -> Setup<'a> {
     let seeds = seeds.iter().map(|seed| seed.address.to_string()).collect();
-    Setup { name, seeds, data_dir: data_dir.path().join(name), key: 7 }
+    Setup { name, seeds, data_dir: data_dir.path().join(name), key: 7, forwarded: false }
 }
 
 async fn start(setup: Setup<'_>) -> Result<Site, ClaimError> {
     let node = NodeId::new(setup.name).unwrap();
     let (listener, socket) = bind_pair("127.0.0.1:0".parse().unwrap())?;
-    let address = listener.local_addr()?;
+    let mut accepting = JoinSet::new();
+    let bound = listener.local_addr()?;
+    let address = if setup.forwarded { forward(bound, &mut accepting) } else { bound };
     let seeds = resolve(&setup.seeds).await;
     let key = setup.key();
     let incarnation = claim(Claim {
@@ -93,7 +97,7 @@ async fn start(setup: Setup<'_>) -> Result<Site, ClaimError> {
         ops,
     };
     root.add(membership_child(&membership, args)).await.unwrap();
-    let accepting = accept(TcpListener::from_std(listener)?, sessions);
+    accept(TcpListener::from_std(listener)?, sessions, &mut accepting);
     Ok(Site { node, incarnation, address, directory, membership, view, book, root, _accepting: accepting })
 }
 
@@ -108,14 +112,34 @@ fn dial() -> Dial {
     })
 }
 
-fn accept(listener: TcpListener, sessions: SessionsHandle) -> JoinSet<()> {
-    let mut accepting = JoinSet::new();
-    accepting.spawn(async move {
+fn accept(listener: TcpListener, sessions: SessionsHandle, tasks: &mut JoinSet<()>) {
+    tasks.spawn(async move {
         while let Ok((stream, from)) = listener.accept().await {
             sessions.accept(Box::new(stream), from);
         }
     });
-    accepting
+}
+
+/// Opens a port whose datagrams and connections end at `inner`, as a NAT does; its address.
+fn forward(inner: SocketAddr, tasks: &mut JoinSet<()>) -> SocketAddr {
+    let (listener, socket) = bind_pair("127.0.0.1:0".parse().unwrap()).unwrap();
+    let outer = listener.local_addr().unwrap();
+    let (listener, socket) =
+        (TcpListener::from_std(listener).unwrap(), tokio::net::UdpSocket::from_std(socket).unwrap());
+    tasks.spawn(async move {
+        let mut buffer = [0; 2000];
+        while let Ok((length, _)) = socket.recv_from(&mut buffer).await {
+            socket.send_to(&buffer[..length], inner).await.unwrap();
+        }
+    });
+    tasks.spawn(async move {
+        let mut pipes = JoinSet::new();
+        while let Ok((mut outside, _)) = listener.accept().await {
+            let mut inside = TcpStream::connect(inner).await.unwrap();
+            pipes.spawn(async move { tokio::io::copy_bidirectional(&mut outside, &mut inside).await.is_ok() });
+        }
+    });
+    outer
 }
 
 /// Waits until the site's snapshot satisfies `wanted`; how long it took.
@@ -248,4 +272,14 @@ async fn a_node_without_the_key_learns_nothing_and_changes_nothing() {
     let b = start(setup("xb", &[&a], &dir)).await.unwrap();
     all_see(&[&a, &b]).await;
     assert_eq!(stranger.directory.snapshot().nodes.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mem_14_an_advertised_address_is_used_for_gossip_and_sessions() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(Setup { forwarded: true, ..setup("fwa", &[], &dir) }).await.unwrap();
+    let b = start(Setup { forwarded: true, ..setup("fwb", &[&a], &dir) }).await.unwrap();
+    all_see(&[&a, &b]).await;
+    let seen = a.directory.snapshot().node(&b.node).map(|view| view.record.address);
+    assert_eq!(seen, Some(b.address));
 }

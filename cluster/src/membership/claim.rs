@@ -72,18 +72,17 @@ pub async fn claim(claim: Claim<'_>) -> Result<Incarnation, ClaimError> {
     if seeds.is_empty() {
         return Ok(incarnation);
     }
-    let mine = Identity::new(claim.node.clone(), claim.address, incarnation);
     let mut socket = SealedSocket::new(claim.socket, claim.keys, claim.cluster, (claim.node, incarnation))?;
     let started = Instant::now();
     let mut until = started + SILENCE;
     let mut rival = None;
     while Instant::now() < until {
         match ask(&mut socket, &seeds, claim.node).await {
-            Some(Some((holder, false))) if holder.beats(&mine) => {
+            Some(Some((holder, false))) if holder.incarnation >= incarnation => {
                 until = started + ALIVE_MAX;
                 rival = Some(holder);
             }
-            Some(Some((holder, true))) if holder.beats(&mine) => {
+            Some(Some((holder, true))) if holder.incarnation >= incarnation => {
                 return Ok(boot::raise_above(claim.data_dir, holder.incarnation)?);
             }
             Some(_) => return Ok(incarnation),

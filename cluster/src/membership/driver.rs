@@ -10,6 +10,8 @@
 //! the others. It tells a node that speaks under a taken name who holds that name, and falls silent
 //! when told so itself. And it leaves out what a seed's address could confuse: see [`super::message`].
 
+mod names;
+
 use std::{
     collections::{BTreeMap, VecDeque},
     net::SocketAddr,
@@ -23,7 +25,7 @@ use starling_ids::{Incarnation, NodeId};
 
 use super::{
     Identity,
-    message::{self, Opened, Rumour, Word, present},
+    message::{self, Opened, Rumour, present},
     rumours::RumourBook,
     runtime::Outbox,
     sizing,
@@ -40,9 +42,6 @@ const DOWN_AT_ONCE: usize = 3;
 /// Rounds of three packets each.
 const GOODBYES_MAX: usize = 16;
 const SCAN: Duration = Duration::from_millis(200);
-/// This many rejoins within [`CLASH_WINDOW`] are no network trouble: somebody else holds the name.
-const CLASH_REJOINS: usize = 6;
-const CLASH_WINDOW: Duration = Duration::from_secs(10);
 
 /// A member other than this node, as gossip sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -307,74 +306,6 @@ impl Driver {
         down
     }
 
-    /// Answers a question about a name, or learns that the own one is taken.
-    fn hear(&mut self, from: SocketAddr, word: Word) {
-        match word {
-            Word::WhoIs(node) => {
-                let holder = self.holder(&node);
-                self.say(from, &Word::Holder(node, holder));
-            }
-            Word::Outranked(holder, down) => self.defer_to(&holder, down),
-            // Answers are for a node that has not joined yet.
-            Word::Holder(..) => {}
-        }
-    }
-
-    fn say(&mut self, to: SocketAddr, word: &Word) {
-        match message::word(word) {
-            Ok(payload) => self.outbox.send(to, payload),
-            Err(error) => tracing::error!(%error, "a gossip word does not encode"),
-        }
-    }
-
-    /// The identity that holds a name, and whether it is down.
-    fn holder(&self, node: &NodeId) -> Option<(Identity, bool)> {
-        let own = self.foca.identity();
-        if own.node.as_ref() == Some(node) {
-            return Some((own.clone(), false));
-        }
-        let known = self.foca.iter_membership_state().find(|member| member.id().node.as_ref() == Some(node))?;
-        Some((known.id().clone(), !present(known.state())))
-    }
-
-    /// Whether nobody in this packet speaks under, or about, a name that another process holds with better right.
-    fn name_is_clear(&mut self, from: SocketAddr, src: &Identity, updates: &[Member<Identity>]) -> bool {
-        let own = self.foca.identity().clone();
-        let claims = std::iter::once((src, false)).chain(updates.iter().map(|m| (m.id(), !present(m.state()))));
-        for (claim, down) in claims {
-            if claim.node == own.node && !claim.same_process(&own) && claim.beats(&own) {
-                self.defer_to(claim, down);
-                return false;
-            }
-        }
-        if src.same_process(&own) {
-            return false;
-        }
-        let holder = src.node.as_ref().and_then(|node| self.holder(node));
-        match holder {
-            Some((holder, down)) if !holder.same_process(src) && holder.beats(src) => {
-                self.say(from, &Word::Outranked(holder, down));
-                false
-            }
-            _ => true,
-        }
-    }
-
-    /// Falls silent if `holder` has the better right to this node's name.
-    fn defer_to(&mut self, holder: &Identity, down: bool) {
-        let own = self.foca.identity();
-        if holder.node == own.node && !holder.same_process(own) && holder.beats(own) {
-            self.fall_silent(Outranked { holder: Some(holder.clone()), down });
-        }
-    }
-
-    fn fall_silent(&mut self, why: Outranked) {
-        if !self.silent {
-            self.silent = true;
-            self.effects.push(Effect::Outranked(why));
-        }
-    }
-
     /// Turns what foca has said during a call into effects.
     fn settle(&mut self) {
         if self.outbox.rejoined {
@@ -392,18 +323,6 @@ impl Driver {
         let sends = std::mem::take(&mut self.outbox.sends);
         if !self.silent {
             self.effects.extend(sends.into_iter().map(|(to, payload)| Effect::Send { to, payload }));
-        }
-    }
-
-    /// The cluster thought this node dead and it came back under the next generation.
-    fn rejoined(&mut self) {
-        self.next_seeds = self.now;
-        self.rejoins.push_back(self.now);
-        while self.rejoins.front().is_some_and(|at| self.now.saturating_sub(*at) > CLASH_WINDOW) {
-            self.rejoins.pop_front();
-        }
-        if self.rejoins.len() >= CLASH_REJOINS {
-            self.fall_silent(Outranked { holder: None, down: false });
         }
     }
 
