@@ -14,7 +14,7 @@ pub struct ClusterConfig {
     pub name: NodeId,
     /// Where it listens: TCP for links and sessions, UDP for gossip, the same port.
     pub bind: SocketAddr,
-    /// What others dial, when it differs from `bind`. Needed when `bind` is a wildcard address.
+    /// What others dial, when it differs from `bind`. Found by the route to the seeds when `bind` is a wildcard.
     pub advertise: Option<SocketAddr>,
     /// `host:port` of nodes to join through; several, in any order of start, tried for ever.
     pub seeds: Vec<String>,
@@ -73,9 +73,6 @@ impl ClusterConfig {
         if self.advertise.is_some_and(|address| address.ip().is_unspecified()) {
             return refuse("advertise", "0.0.0.0 and [::] cannot be dialled; give an address of this machine");
         }
-        if self.bind.ip().is_unspecified() && self.advertise.is_none() {
-            return refuse("advertise", "needed when bind is 0.0.0.0 or [::]: others must know what to dial");
-        }
         for seed in &self.seeds {
             let port = seed.rsplit_once(':').and_then(|(host, port)| (!host.is_empty()).then(|| port.parse::<u16>()));
             if !matches!(port, Some(Ok(port)) if port > 0) {
@@ -116,7 +113,6 @@ mod tests {
     #[test]
     fn mem_13_a_wildcard_address_is_never_advertised() {
         let bind: SocketAddr = "0.0.0.0:7000".parse().unwrap();
-        assert_eq!(ClusterConfig { bind, ..config() }.validate().unwrap_err().field, "advertise");
         assert_eq!(ClusterConfig { advertise: Some(bind), ..config() }.validate().unwrap_err().field, "advertise");
         let advertise = Some("10.0.0.1:7000".parse().unwrap());
         assert_eq!(ClusterConfig { bind, advertise, ..config() }.validate(), Ok(()));

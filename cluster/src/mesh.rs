@@ -2,20 +2,38 @@
 //!
 //! Assembles the actor tree of this crate and offers its doors: endpoints, streams, the directory, control
 //! operations. Called by roles, the gateway and the command line. Never: knows what a stream carries.
+//!
+//! ```text
+//! root ─ handlers ─ links ─ dialler ─ sessions ─ control ─ directory ─ membership ─ listener ─ roles …
+//! ```
+//!
+//! Children stop in reverse order, so a node falls silent in gossip while its links still carry what is left.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use starling_ids::{EndpointName, Incarnation, NodeId};
+use starling_ids::{EndpointName, Incarnation, Metric, NameError, NodeId};
 use thiserror::Error;
+use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
     config::{ClusterConfig, ConfigError},
-    stream::{Context, Endpoints, Opened, StreamError, local},
+    discovery::{DirectoryArgs, DirectoryHandle, NodeRecord, RecordTooLarge, Snapshot, directory_child},
+    link::{CONTROL_ENDPOINT, ControlEndpoint, LinkLayer, LinkSetup},
+    membership::{
+        AdvertiseError, Claim, ClaimError, MembershipArgs, MembershipHandle, MembershipView, advertise, bind_pair,
+        claim, membership_child, resolve, view_watch,
+    },
+    security::{Alpn, SealKey, Tls, TlsError},
+    session::{Dial, OpHandler, Ops, SessionStream, SessionsHandle, control_child, hex, sessions_child},
+    stream::{Context, Endpoints, Fault, Opened, StreamError, local},
     supervise::{ActorBook, Handle, Policy, Restart, SuperviseError, SupervisorHandle, TaskOwner, Tasks, child},
-    wire::limits,
+    wire::{Hello, OpenHead, Party, limits},
 };
+
+/// Gossip of clusters with other names is not authentic here; the key tells clusters apart already.
+const CLUSTER: &str = "starling";
 
 /// Why a node did not start.
 #[derive(Debug, Error)]
@@ -23,12 +41,27 @@ pub enum ClusterError {
     /// A setting cannot work.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The port could not be bound for TCP and UDP.
+    #[error("cannot listen on {0} (TCP and UDP): {1}")]
+    Bind(SocketAddr, std::io::Error),
+    /// No address that others can dial.
+    #[error(transparent)]
+    Advertise(#[from] AdvertiseError),
+    /// The name is taken, or the boot counter could not be raised.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// This process's certificates could not be made.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// An actor did not start.
     #[error(transparent)]
     Actor(#[from] SuperviseError),
+    /// A fixed name was refused; cannot happen.
+    #[error(transparent)]
+    Name(#[from] NameError),
 }
 
-/// A running node. Cheap to clone.
+/// A running node. Cheap to clone. Dropping the last clone leaves it running: call [`Mesh::leave`].
 #[derive(Clone)]
 pub struct Mesh {
     inner: Arc<Inner>,
@@ -42,6 +75,11 @@ struct Inner {
     book: ActorBook,
     root: SupervisorHandle,
     handlers: Tasks,
+    links: LinkLayer,
+    sessions: SessionsHandle,
+    directory: DirectoryHandle,
+    membership: MembershipHandle,
+    view: watch::Receiver<Arc<MembershipView>>,
 }
 
 impl std::fmt::Debug for Mesh {
@@ -51,30 +89,35 @@ impl std::fmt::Debug for Mesh {
 }
 
 impl Mesh {
-    /// Starts a node.
+    /// Starts a node: binds its port, claims its name, starts its actors and joins through its seeds.
+    ///
+    /// Returns as soon as the node answers; other members appear in [`Mesh::watch`] as gossip finds them.
     pub async fn start(config: ClusterConfig) -> Result<Self, ClusterError> {
         config.validate()?;
-        let book = ActorBook::default();
-        let root = SupervisorHandle::root(book.clone(), Policy::default()).await?;
-        let handlers = Self::start_handlers(&root).await?;
-        let inner = Inner {
-            node: config.name,
-            incarnation: Incarnation(1),
-            address: config.advertise.unwrap_or(config.bind),
-            endpoints: Endpoints::default(),
-            book,
-            root,
-            handlers,
-        };
-        Ok(Self { inner: Arc::new(inner) })
-    }
-
-    async fn start_handlers(root: &SupervisorHandle) -> Result<Tasks, ClusterError> {
-        let tasks = Tasks::closed(limits::HANDLERS_MAX);
-        let (handle, for_actor) = (Handle::new(), tasks.clone());
-        let make = move || (Handlers, for_actor.clone());
-        root.add(child("handlers", "handlers", Restart::Permanent, &handle, make)).await?;
-        Ok(tasks)
+        let (listener, gossip) = bind_pair(config.bind).map_err(|error| ClusterError::Bind(config.bind, error))?;
+        let bound = listener.local_addr().map_err(|error| ClusterError::Bind(config.bind, error))?;
+        let seeds = resolve(&config.seeds).await;
+        let address = advertise(bound, config.advertise, &seeds)?;
+        let keys = vec![SealKey::new(config.key.derive("gossip"))];
+        let incarnation = claim(Claim {
+            socket: &gossip,
+            keys: &keys,
+            cluster: CLUSTER,
+            seeds: &seeds,
+            node: &config.name,
+            address,
+            data_dir: &config.data_dir,
+        })
+        .await?;
+        let listener = TcpListener::from_std(listener).map_err(|error| ClusterError::Bind(bound, error))?;
+        let tls = Tls::new(&config.key, &config.name)?;
+        let root = SupervisorHandle::root(ActorBook::default(), Policy::default()).await?;
+        let start = Start { config, address, incarnation, tls, root: root.clone() };
+        let started = start.run(listener, gossip, keys).await;
+        if started.is_err() {
+            root.stop_all().await?;
+        }
+        started
     }
 
     /// This node's name.
@@ -113,7 +156,28 @@ impl Mesh {
         &self.inner.book
     }
 
+    /// Every member as of now, this node included.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.inner.directory.snapshot()
+    }
+
+    /// Follows the members.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Arc<Snapshot>> {
+        self.inner.directory.watch()
+    }
+
+    /// Changes this node's record; its version rises and the cluster is told.
+    ///
+    /// Fails, without a change, when the record would be larger than one session message.
+    pub fn publish(&self, change: impl FnOnce(&mut NodeRecord)) -> Result<(), RecordTooLarge> {
+        self.inner.directory.publish(change)
+    }
+
     /// Opens a stream to an endpoint of a node in one incarnation: accepted with a reply, or the reason why not.
+    ///
+    /// Local streams are channels; others go over the link to the node, which is dialled if there is none.
     pub async fn open(
         &self,
         node: &NodeId,
@@ -125,22 +189,186 @@ impl Mesh {
         if body.len() > limits::FRAME_PAYLOAD_MAX {
             return Err(StreamError::TooLarge { len: body.len(), limit: limits::FRAME_PAYLOAD_MAX });
         }
-        if *node == self.inner.node {
-            let current = self.inner.incarnation;
-            if incarnation != current {
-                return Err(StreamError::Stale { node: node.clone(), wanted: incarnation, current });
+        let inner = &self.inner;
+        let local = *node == inner.node;
+        let current = if local { Some(inner.incarnation) } else { self.known_incarnation(node) };
+        match current {
+            Some(current) if incarnation < current || (local && incarnation != current) => {
+                metrics::counter!(Metric::StaleRefused.name(), "what" => "stream").increment(1);
+                Err(StreamError::Stale { node: node.clone(), wanted: incarnation, current })
             }
-            return local::open(&self.inner.endpoints, &self.inner.handlers, node, (endpoint, context, body)).await;
+            Some(_) if local => local::open(&inner.endpoints, &inner.handlers, node, (endpoint, context, body)).await,
+            Some(_) => {
+                inner.links.open(node, incarnation, OpenHead { endpoint: endpoint.clone(), context }, body).await
+            }
+            None => Err(StreamError::UnknownNode(node.clone())),
         }
-        Err(StreamError::UnknownNode(node.clone()))
     }
 
-    /// Ends every actor and task of this node, from the leaves up.
+    fn known_incarnation(&self, node: &NodeId) -> Option<Incarnation> {
+        self.snapshot().node(node).map(|view| view.record.incarnation)
+    }
+
+    /// Asks a control operation of a node (also of this one) over an actor session.
+    pub async fn call(&self, node: &NodeId, op: &str, body: Bytes, limit: Duration) -> Result<Bytes, Fault> {
+        self.inner.sessions.call(node, op, body, limit).await
+    }
+
+    /// Answers a control operation, named `subject/verb`, for sessions and for tools alike.
+    pub fn serve_op(&self, op: &'static str, handler: OpHandler) {
+        self.inner.sessions.ops().serve(op, handler);
+    }
+
+    /// Resolves when the node cannot go on, and says why: its actor tree gave up, or another node holds its name.
+    pub async fn failed(&self) -> String {
+        let mut view = self.inner.view.clone();
+        let outranked = async {
+            match view.wait_for(|view| view.outranked.is_some()).await {
+                Ok(view) => view.outranked.clone(),
+                // The view ends with the node.
+                Err(_) => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.inner.root.ended() => "the actor tree has ended".to_owned(),
+            outranked = outranked => match outranked.and_then(|outranked| outranked.holder) {
+                Some(holder) => format!("another node holds the name {}: {holder:?}", self.inner.node),
+                None => format!("another node holds the name {}", self.inner.node),
+            },
+        }
+    }
+
+    /// Says goodbye to the cluster, then ends every actor and task of this node, from the leaves up.
     pub async fn leave(&self) {
+        if let Err(error) = self.inner.membership.leave().await {
+            tracing::warn!(%error, "left without a goodbye in gossip");
+        }
         if let Err(error) = self.inner.root.stop_all().await {
             tracing::warn!(%error, "the actor tree did not stop in order");
         }
     }
+}
+
+/// What a start has found out before it starts actors.
+struct Start {
+    config: ClusterConfig,
+    address: SocketAddr,
+    incarnation: Incarnation,
+    tls: Tls,
+    root: SupervisorHandle,
+}
+
+impl Start {
+    async fn run(
+        self,
+        listener: TcpListener,
+        gossip: std::net::UdpSocket,
+        keys: Vec<SealKey>,
+    ) -> Result<Mesh, ClusterError> {
+        let (ops, endpoints, root) = (Ops::default(), Endpoints::default(), self.root.clone());
+        endpoints.serve(EndpointName::new(CONTROL_ENDPOINT)?, Arc::new(ControlEndpoint(ops.clone())));
+        let directory = DirectoryHandle::new(self.first_record());
+        let membership = MembershipHandle::default();
+        let sessions = SessionsHandle::new(self.config.name.clone(), self.incarnation, ops.clone(), directory.watch());
+        let handlers = start_handlers(&root).await?;
+        let setup = self.link_setup(&endpoints, &handlers, &directory, &sessions);
+        let links = LinkLayer::start(&root, setup).await?;
+        let cookie = hex(&self.config.key.derive("session-cookie"));
+        root.add(sessions_child(&sessions, cookie, self.session_dial())).await?;
+        root.add(control_child(&sessions)).await?;
+        let view = view_watch();
+        let (watch, caller) = (view.subscribe(), sessions.caller());
+        let args = DirectoryArgs {
+            view: watch.clone(),
+            membership: membership.clone(),
+            caller: caller.clone(),
+            ops: ops.clone(),
+        };
+        root.add(directory_child(&directory, args)).await?;
+        let args = MembershipArgs {
+            node: self.config.name.clone(),
+            incarnation: self.incarnation,
+            address: self.address,
+            socket: Arc::new(gossip),
+            keys,
+            cluster: CLUSTER.to_owned(),
+            seeds: self.config.seeds.clone(),
+            view,
+            directory: directory.clone(),
+            caller,
+            ops,
+        };
+        root.add(membership_child(&membership, args)).await?;
+        links.listen(&root, Arc::new(listener)).await?;
+        let inner = Inner {
+            node: self.config.name,
+            incarnation: self.incarnation,
+            address: self.address,
+            endpoints,
+            book: root.book().clone(),
+            root,
+            handlers,
+            links,
+            sessions,
+            directory,
+            membership,
+            view: watch,
+        };
+        Ok(Mesh { inner: Arc::new(inner) })
+    }
+
+    fn first_record(&self) -> NodeRecord {
+        NodeRecord {
+            node: self.config.name.clone(),
+            incarnation: self.incarnation,
+            version: 0,
+            address: self.address,
+            http: self.config.http,
+            roles: self.config.roles.clone(),
+            software: self.config.software.clone(),
+            instances: Vec::new(),
+        }
+    }
+
+    fn link_setup(
+        &self,
+        endpoints: &Endpoints,
+        handlers: &Tasks,
+        directory: &DirectoryHandle,
+        sessions: &SessionsHandle,
+    ) -> LinkSetup {
+        let (for_reach, for_sessions) = (directory.clone(), sessions.clone());
+        LinkSetup {
+            hello: Hello::new(Party::Node, self.config.name.clone(), self.incarnation, self.config.software.clone()),
+            tls: self.tls.clone(),
+            timings: self.config.timings,
+            endpoints: endpoints.clone(),
+            handlers: handlers.clone(),
+            snapshots: directory.watch(),
+            reach: Arc::new(move |node, _incarnation, reachable| for_reach.set_reachable(node.clone(), reachable)),
+            sessions: Arc::new(move |connection, from| for_sessions.accept(Box::new(connection), from)),
+        }
+    }
+
+    fn session_dial(&self) -> Dial {
+        let (tls, dial_max) = (self.tls.clone(), self.config.timings.dial_max);
+        Arc::new(move |node, address| {
+            let tls = tls.clone();
+            Box::pin(async move {
+                let connection = tls.connect(address, Some(&node), Alpn::Session, dial_max).await;
+                let connection = connection.map_err(std::io::Error::other)?;
+                Ok(Box::new(connection) as SessionStream)
+            })
+        })
+    }
+}
+
+async fn start_handlers(root: &SupervisorHandle) -> Result<Tasks, ClusterError> {
+    let tasks = Tasks::closed(limits::HANDLERS_MAX);
+    let (handle, for_actor) = (Handle::new(), tasks.clone());
+    let make = move || (Handlers, for_actor.clone());
+    root.add(child("handlers", "handlers", Restart::Permanent, &handle, make)).await?;
+    Ok(tasks)
 }
 
 /// Owns the tasks in which stream handlers run. If it dies, they end and their streams break.

@@ -1,1 +1,22 @@
-//! link.
+//! Links: one TLS connection to each node in use, carrying all streams between the two.
+//!
+//! Reading order: `handshake` (who is there, which version), `mux` (the streams of one link), `halves` (how a
+//! stream's two halves reach it), `io` (bytes in and out), `actor` (owns one connection), `links` (which link
+//! leads to which node, dialling), `listener` (what comes in), `layer` (all of it put together), `client`
+//! (a tool's way in).
+
+mod actor;
+mod client;
+mod halves;
+mod handshake;
+mod io;
+mod layer;
+mod links;
+mod listener;
+mod mux;
+
+#[cfg(test)]
+mod tests;
+
+pub use client::{CONTROL_ENDPOINT, ClientError, ControlClient, ControlEndpoint};
+pub(crate) use layer::{LinkLayer, LinkSetup};

@@ -19,8 +19,8 @@ use super::{
     Context, Fault, StreamError,
     gauges::{CreditCount, OpenGuard},
 };
+use crate::wire::limits::STREAM_INACTIVITY;
 pub use crate::wire::limits::STREAM_WINDOW_FRAMES;
-use crate::wire::limits::{FRAME_PAYLOAD_MAX, STREAM_INACTIVITY};
 
 /// What a reader finds in its queue. After anything but data the direction is over.
 #[derive(Debug)]
@@ -35,19 +35,21 @@ pub(crate) enum Item {
 #[derive(Debug)]
 pub(crate) struct Lane {
     credits: Semaphore,
+    window: usize,
     stop: watch::Sender<Option<StreamError>>,
     count: CreditCount,
 }
 
 impl Lane {
-    pub(crate) fn new(context: &Context) -> Arc<Self> {
+    /// A lane whose reader takes `window` frames before it gives credits back.
+    pub(crate) fn new(context: &Context, window: usize) -> Arc<Self> {
         let count = CreditCount::new(context);
-        Arc::new(Self { credits: Semaphore::new(STREAM_WINDOW_FRAMES), stop: watch::channel(None).0, count })
+        Arc::new(Self { credits: Semaphore::new(window), window, stop: watch::channel(None).0, count })
     }
 
     /// The reader took `frames`. More than are outstanding would let a peer grow our queues, so they are cut.
     pub(crate) fn grant(&self, frames: usize) {
-        let room = STREAM_WINDOW_FRAMES.saturating_sub(self.credits.available_permits());
+        let room = self.window.saturating_sub(self.credits.available_permits());
         let frames = frames.min(room);
         self.count.credited(frames);
         self.credits.add_permits(frames);
@@ -66,6 +68,8 @@ impl Lane {
 
 /// Where a sender's frames go.
 pub(crate) trait Outlet: Send + Sync + std::fmt::Debug {
+    /// Largest frame that the other side takes, bytes.
+    fn frame_max(&self) -> usize;
     /// Waits until the carrier takes `len` more bytes; at once where it takes any number.
     fn reserve(&self, len: usize) -> futures::future::BoxFuture<'_, Result<(), StreamError>>;
     /// The same without waiting; false when it would have to wait.
@@ -104,7 +108,7 @@ impl StreamTx {
         Self { outlet, lane, deadline, ended: false, _open: open }
     }
 
-    /// Sends one frame of at most [`FRAME_PAYLOAD_MAX`] bytes, waiting for a credit first.
+    /// Sends one frame of at most [`crate::wire::limits::FRAME_PAYLOAD_MAX`] bytes, waiting for a credit first.
     ///
     /// Cancelling the wait sends nothing. Fails with the reason once the other side cancelled, the link broke
     /// or the context's time is over.
@@ -124,9 +128,9 @@ impl StreamTx {
 
     /// Sends one frame if there is a credit for it now.
     pub fn try_send(&self, frame: Bytes) -> Result<(), TrySendError> {
-        if frame.len() > FRAME_PAYLOAD_MAX {
-            let error = StreamError::TooLarge { len: frame.len(), limit: FRAME_PAYLOAD_MAX };
-            return Err(TrySendError::Failed(error));
+        let limit = self.outlet.frame_max();
+        if frame.len() > limit {
+            return Err(TrySendError::Failed(StreamError::TooLarge { len: frame.len(), limit }));
         }
         match self.lane.credits.try_acquire() {
             Ok(credit) => {

@@ -8,20 +8,27 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use starling_ids::{EndpointName, NodeId};
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 
 use super::{
     Acceptor, Context, Endpoints, Fault, FaultKind, Incoming, Opened, StreamError, StreamRx, StreamTx,
     channel::{Feedback, Item, Lane, Outlet, STREAM_WINDOW_FRAMES},
     gauges::OpenGuard,
 };
-use crate::supervise::Tasks;
+use crate::{supervise::Tasks, wire::limits::FRAME_PAYLOAD_MAX};
 
 /// One direction seen from its sender: straight into the reader's queue.
 #[derive(Debug)]
 struct Direct(mpsc::Sender<Item>);
 
 impl Outlet for Direct {
+    fn frame_max(&self) -> usize {
+        FRAME_PAYLOAD_MAX
+    }
+
     fn reserve(&self, _len: usize) -> BoxFuture<'_, Result<(), StreamError>> {
         async { Ok(()) }.boxed()
     }
@@ -52,10 +59,9 @@ impl Feedback for Back {
     fn closed(&self) {}
 }
 
-fn pair(context: &Context) -> ((StreamTx, StreamRx), (StreamTx, StreamRx)) {
-    let deadline = context.deadline();
+fn pair(context: &Context, deadline: Option<Instant>) -> ((StreamTx, StreamRx), (StreamTx, StreamRx)) {
     let (near_open, far_open) = (OpenGuard::new(context), OpenGuard::new(context));
-    let (near_lane, far_lane) = (Lane::new(context), Lane::new(context));
+    let (near_lane, far_lane) = (Lane::new(context, STREAM_WINDOW_FRAMES), Lane::new(context, STREAM_WINDOW_FRAMES));
     let (to_far, far_queue) = mpsc::channel(STREAM_WINDOW_FRAMES + 1);
     let (to_near, near_queue) = mpsc::channel(STREAM_WINDOW_FRAMES + 1);
     let near = (
@@ -81,10 +87,10 @@ pub(crate) async fn open(
         return Err(StreamError::Rejected(not_found(endpoint)));
     };
     let (sender, receiver) = oneshot::channel();
-    let for_pair = context.clone();
+    let (for_pair, deadline) = (context.clone(), context.deadline());
     let acceptor = Acceptor::new(move |verdict| match verdict {
         Ok(reply) => {
-            let ((tx, rx), far) = pair(&for_pair);
+            let ((tx, rx), far) = pair(&for_pair, deadline);
             sender.send(Ok(Opened { reply, tx, rx })).is_ok().then_some(far)
         }
         Err(fault) => {
@@ -95,7 +101,8 @@ pub(crate) async fn open(
     });
     let limit = context.answer_within();
     let incoming = Incoming { peer: node.clone(), context, body, acceptor };
-    if !tasks.spawn(handler.open(incoming)) {
+    // The handler is entered inside the task: whatever it does, it cannot hurt the opener.
+    if !tasks.spawn(async move { handler.open(incoming).await }) {
         return Err(StreamError::Rejected(Fault::new(FaultKind::Overloaded, "too many streams are being handled")));
     }
     match tokio::time::timeout(limit, receiver).await {

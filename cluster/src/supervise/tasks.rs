@@ -81,6 +81,12 @@ impl Tasks {
         self.lock().as_ref().map_or(0, JoinSet::len)
     }
 
+    /// Whether a start would be refused now.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.lock().as_ref().is_none_or(|set| set.len() >= self.max)
+    }
+
     /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {

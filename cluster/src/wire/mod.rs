@@ -2,4 +2,9 @@
 //!
 //! All of it is pure; [`crate::link`] feeds it from sockets.
 
+mod codec;
+mod frame;
 pub mod limits;
+
+pub use codec::{Decoder, WireError, encode, encode_head};
+pub use frame::{Closing, FailWhy, Frame, Hello, OpenHead, PROTOCOL, Party, StreamId, settle};

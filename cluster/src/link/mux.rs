@@ -1,0 +1,532 @@
+//! The streams of one link: opened, answered, fed, and all ended at once when the link ends.
+//!
+//! Shared by the link's reader and writer, by openers, and by the halves of its streams. Never waits and never
+//! touches the socket: frames come in through [`Mux::take`] and leave through two queues. Bounds: at most
+//! [`limits::STREAMS_PER_LINK_MAX`] streams; a stream has at most a window of data frames in the data queue and
+//! their bytes are reserved in `room`; the control queue holds at most an open, an answer, a cancel and a
+//! window's credits a stream.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use starling_ids::{Incarnation, NodeId};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+
+use super::halves;
+use crate::{
+    stream::{
+        Acceptor, Context, Endpoints, Fault, FaultKind, Incoming, Opened, StreamError, StreamRx, StreamTx,
+        channel::{Item, Lane},
+        local::not_found,
+    },
+    supervise::Tasks,
+    wire::{Closing, FailWhy, Frame, Hello, OpenHead, StreamId, limits},
+};
+
+/// A frame on its way to the writer, and the bytes of [`Mux::room`] that it holds.
+pub(crate) struct Queued {
+    pub(crate) frame: Frame,
+    pub(crate) room: u32,
+}
+
+/// The writer's ends of the two queues. Control overtakes data.
+pub(crate) struct Queues {
+    pub(crate) control: mpsc::UnboundedReceiver<Queued>,
+    pub(crate) data: mpsc::UnboundedReceiver<Queued>,
+}
+
+/// Why a link is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) reason: Arc<str>,
+    /// It was closed in good order; a stream that was not answered may be opened on another link.
+    pub(crate) orderly: bool,
+}
+
+/// Why an open came to nothing.
+#[derive(Debug)]
+pub(crate) enum OpenError {
+    Stream(StreamError),
+    /// The link was closed in good order before it took the open: try another link.
+    Closed,
+}
+
+type Answer = oneshot::Sender<Result<Opened, OpenError>>;
+type Deadline = Option<tokio::time::Instant>;
+
+enum Stage {
+    /// Opened by this side, not answered.
+    Asking(Answer, Context, Deadline),
+    /// Opened by the other side, not answered.
+    Asked,
+    Open,
+}
+
+struct Entry {
+    stage: Stage,
+    /// Into the reader's queue; none once that direction is over.
+    inbound: Option<mpsc::Sender<Item>>,
+    /// The sender's credits; none once that direction is over.
+    lane: Option<Arc<Lane>>,
+}
+
+struct Table {
+    streams: HashMap<StreamId, Entry>,
+    next: StreamId,
+    ended: Option<Ended>,
+    /// Close with this reason as soon as there are no streams.
+    retiring: Option<Closing>,
+    empty_since: Instant,
+}
+
+/// One link, seen by everybody but the tasks that move its bytes.
+pub(crate) struct Mux {
+    /// Unique in this process; later links have higher numbers.
+    pub(crate) number: u64,
+    pub(crate) peer: NodeId,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) dialled: bool,
+    pub(super) payload_max: usize,
+    pub(super) window: usize,
+    /// Payload bytes that may still be queued.
+    pub(super) room: Semaphore,
+    control: mpsc::UnboundedSender<Queued>,
+    data: mpsc::UnboundedSender<Queued>,
+    table: Mutex<Table>,
+    over: watch::Sender<Option<Ended>>,
+    born: Instant,
+    heard_ms: AtomicU64,
+    endpoints: Endpoints,
+    handlers: Tasks,
+}
+
+impl std::fmt::Debug for Mux {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Mux({} {} #{})", self.peer, self.incarnation, self.number)
+    }
+}
+
+/// The other side broke the rules; the link cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("protocol violation: {0}")]
+pub(crate) struct Violation(pub(crate) &'static str);
+
+impl Mux {
+    pub(crate) fn new(peer: &Hello, dialled: bool, endpoints: Endpoints, handlers: Tasks) -> (Arc<Self>, Queues) {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let ((control, control_out), (data, data_out)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let next = if dialled { 1 } else { 2 };
+        let now = Instant::now();
+        let table = Mutex::new(Table { streams: HashMap::new(), next, ended: None, retiring: None, empty_since: now });
+        let mux = Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            peer: peer.node.clone(),
+            incarnation: peer.incarnation,
+            dialled,
+            payload_max: limits::FRAME_PAYLOAD_MAX.min(peer.payload_max as usize),
+            window: (peer.window as usize).min(Semaphore::MAX_PERMITS),
+            room: Semaphore::new(limits::LINK_QUEUE_BYTES),
+            control,
+            data,
+            table,
+            over: watch::channel(None).0,
+            born: now,
+            heard_ms: AtomicU64::new(0),
+            endpoints,
+            handlers,
+        };
+        (Arc::new(mux), Queues { control: control_out, data: data_out })
+    }
+
+    /// Opens a stream and waits for its answer.
+    pub(crate) async fn open(self: &Arc<Self>, head: OpenHead, body: Bytes) -> Result<Opened, OpenError> {
+        if body.len() > self.payload_max {
+            let error = StreamError::TooLarge { len: body.len(), limit: self.payload_max };
+            return Err(OpenError::Stream(error));
+        }
+        let (deadline, limit) = (head.context.deadline(), head.context.answer_within());
+        match tokio::time::timeout(limit, self.ask(head, body, deadline)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(OpenError::Stream(StreamError::Deadline)),
+        }
+    }
+
+    async fn ask(self: &Arc<Self>, head: OpenHead, body: Bytes, deadline: Deadline) -> Result<Opened, OpenError> {
+        let room = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        match self.room.acquire_many(room).await {
+            Ok(reserved) => reserved.forget(),
+            Err(_) => return Err(self.closed()),
+        }
+        let (sender, receiver) = oneshot::channel();
+        let stage = Stage::Asking(sender, head.context.clone(), deadline);
+        let stream = match self.insert_asking(stage) {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.room.add_permits(room as usize);
+                return Err(error);
+            }
+        };
+        // Whoever stops waiting, by dropping this future or by its limit, withdraws the question.
+        let _withdraw = Withdraw(self, stream);
+        self.send_control(Frame::Open { stream, head, body }, room);
+        receiver.await.unwrap_or_else(|_| Err(self.closed()))
+    }
+
+    fn insert_asking(&self, stage: Stage) -> Result<StreamId, OpenError> {
+        let mut table = self.table();
+        if table.ended.is_some() {
+            drop(table);
+            return Err(self.closed());
+        }
+        if table.streams.len() >= limits::STREAMS_PER_LINK_MAX {
+            let fault = Fault::new(FaultKind::Overloaded, "too many streams on one link");
+            return Err(OpenError::Stream(StreamError::Rejected(fault)));
+        }
+        let stream = table.next;
+        // Ids are never reused: a link that has used them all up takes no more and is replaced.
+        let Some(next) = stream.checked_add(2) else {
+            table.retiring.get_or_insert(Closing::Idle);
+            return Err(OpenError::Stream(StreamError::Broken("the link has used all its stream ids".to_owned())));
+        };
+        table.next = next;
+        table.streams.insert(stream, Entry { stage, inbound: None, lane: None });
+        Ok(stream)
+    }
+
+    fn closed(&self) -> OpenError {
+        match self.ended() {
+            Some(ended) if !ended.orderly => OpenError::Stream(StreamError::Broken(ended.reason.to_string())),
+            _ => OpenError::Closed,
+        }
+    }
+
+    /// Takes one frame from the other side. `Some` when it was the last.
+    pub(crate) fn take(self: &Arc<Self>, frame: Frame) -> Result<Option<Closing>, Violation> {
+        match frame {
+            Frame::Hello(_) => return Err(Violation("a second hello")),
+            Frame::Open { stream, head, body } => self.asked(stream, head, body)?,
+            Frame::Accept { stream, reply } => self.accepted(stream, reply)?,
+            Frame::Reject { stream, fault } => self.rejected(stream, fault),
+            Frame::Data { stream, payload } => self.data(stream, payload)?,
+            Frame::Credit { stream, frames } => {
+                let lane = self.table().streams.get(&stream).and_then(|entry| entry.lane.clone());
+                lane.inspect(|lane| lane.grant(frames as usize));
+            }
+            Frame::Cancel { stream } => self.cancelled(stream),
+            Frame::End { stream } => self.inbound_over(stream, Item::End),
+            Frame::Fail { stream, why: FailWhy::Fault(fault) } => self.inbound_over(stream, Item::Fail(fault)),
+            Frame::Fail { stream, why: FailWhy::Dropped(why) } => self.inbound_over(stream, Item::Broken(why.into())),
+            Frame::Ping(number) => self.send_control(Frame::Pong(number), 0),
+            Frame::Pong(_) => {}
+            Frame::Goodbye(why) => return Ok(Some(why)),
+        }
+        Ok(None)
+    }
+
+    fn asked(self: &Arc<Self>, stream: StreamId, head: OpenHead, body: Bytes) -> Result<(), Violation> {
+        let theirs = (stream % 2 == 0) == self.dialled && stream != 0;
+        let full = {
+            let mut table = self.table();
+            if !theirs || table.streams.contains_key(&stream) {
+                return Err(Violation("an open under an id that is not free to its opener"));
+            }
+            if table.ended.is_some() {
+                return Ok(());
+            }
+            let full = table.streams.len() >= limits::STREAMS_PER_LINK_MAX;
+            if !full {
+                table.streams.insert(stream, Entry { stage: Stage::Asked, inbound: None, lane: None });
+            }
+            full
+        };
+        if full || self.handlers.is_full() {
+            self.refuse(stream, Fault::new(FaultKind::Overloaded, "too many streams on this node"));
+            return Ok(());
+        }
+        let Some(handler) = self.endpoints.get(&head.endpoint) else {
+            self.refuse(stream, not_found(&head.endpoint));
+            return Ok(());
+        };
+        let (mux, context, deadline) = (self.clone(), head.context.clone(), head.context.deadline());
+        let acceptor = Acceptor::new(move |verdict| mux.answer(stream, &context, deadline, verdict));
+        let incoming = Incoming { peer: self.peer.clone(), context: head.context, body, acceptor };
+        // A set that closed just now drops the task, and with it the acceptor rejects.
+        let _started = self.handlers.spawn(async move { handler.open(incoming).await });
+        Ok(())
+    }
+
+    fn answer(
+        self: &Arc<Self>,
+        stream: StreamId,
+        context: &Context,
+        deadline: Deadline,
+        verdict: Result<Bytes, Fault>,
+    ) -> Option<(StreamTx, StreamRx)> {
+        let reply = match verdict {
+            Ok(reply) if reply.len() <= self.payload_max => reply,
+            Ok(_) => {
+                self.refuse(stream, Fault::new(FaultKind::Internal, "the reply is over the frame limit"));
+                return None;
+            }
+            Err(fault) => {
+                self.refuse(stream, fault);
+                return None;
+            }
+        };
+        let (tx, rx, entry) = halves::make(self, stream, context, deadline);
+        let taken = {
+            let mut table = self.table();
+            match table.streams.get_mut(&stream) {
+                Some(asked) if matches!(asked.stage, Stage::Asked) => {
+                    *asked = Entry { stage: Stage::Open, inbound: Some(entry.inbound), lane: Some(entry.lane) };
+                    true
+                }
+                _ => false,
+            }
+        };
+        if !taken {
+            // The opener has gone: the halves say nothing to anybody.
+            halves::discard(tx, rx);
+            return None;
+        }
+        self.send_control(Frame::Accept { stream, reply }, 0);
+        Some((tx, rx))
+    }
+
+    fn refuse(&self, stream: StreamId, fault: Fault) {
+        self.remove(stream);
+        self.send_control(Frame::Reject { stream, fault }, 0);
+    }
+
+    fn accepted(self: &Arc<Self>, stream: StreamId, reply: Bytes) -> Result<(), Violation> {
+        let (answer, opened) = {
+            let mut table = self.table();
+            // Unknown: this side has withdrawn the question already and said so.
+            let Some(entry) = table.streams.get_mut(&stream) else { return Ok(()) };
+            let Stage::Asking(answer, context, deadline) = std::mem::replace(&mut entry.stage, Stage::Open) else {
+                return Err(Violation("an accept of a stream that was not asked for"));
+            };
+            let (tx, rx, made) = halves::make(self, stream, &context, deadline);
+            entry.inbound = Some(made.inbound);
+            entry.lane = Some(made.lane);
+            (answer, Opened { reply, tx, rx: rx.with_default_inactivity(&context) })
+        };
+        // An opener that has just gone drops the halves, and they cancel the stream (outside of the lock).
+        answer.send(Ok(opened)).ok();
+        Ok(())
+    }
+
+    fn rejected(&self, stream: StreamId, fault: Fault) {
+        if let Some(Entry { stage: Stage::Asking(answer, ..), .. }) = self.remove(stream) {
+            answer.send(Err(OpenError::Stream(StreamError::Rejected(fault)))).ok();
+        }
+    }
+
+    fn data(&self, stream: StreamId, payload: Bytes) -> Result<(), Violation> {
+        let table = self.table();
+        let Some(inbound) = table.streams.get(&stream).and_then(|entry| entry.inbound.as_ref()) else {
+            return Ok(());
+        };
+        match inbound.try_send(Item::Data(payload)) {
+            Err(mpsc::error::TrySendError::Full(_)) => Err(Violation("more data than credits")),
+            // A reader that has gone has sent its cancel.
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
+        }
+    }
+
+    fn cancelled(&self, stream: StreamId) {
+        let lane = {
+            let mut table = self.table();
+            match table.streams.get(&stream) {
+                Some(Entry { stage: Stage::Asked, .. }) => {
+                    table.streams.remove(&stream);
+                    table.note_empty(&self.control);
+                    return;
+                }
+                Some(entry) => entry.lane.clone(),
+                None => None,
+            }
+        };
+        lane.inspect(|lane| lane.stop(StreamError::Cancelled));
+    }
+
+    /// The other side's direction is over.
+    fn inbound_over(&self, stream: StreamId, last: Item) {
+        let mut table = self.table();
+        let Some(entry) = table.streams.get_mut(&stream) else { return };
+        if let Some(inbound) = entry.inbound.take() {
+            // Never full: credits leave room for this one. Closed: the reader needs nothing more.
+            inbound.try_send(last).ok();
+        }
+        table.drop_if_over(stream, &self.control);
+    }
+
+    /// A reader of this side will read no more.
+    pub(super) fn reader_over(&self, stream: StreamId) {
+        let mut table = self.table();
+        if let Some(entry) = table.streams.get_mut(&stream) {
+            entry.inbound = None;
+        }
+        table.drop_if_over(stream, &self.control);
+    }
+
+    /// A sender of this side will send no more.
+    pub(super) fn sender_over(&self, stream: StreamId) {
+        let mut table = self.table();
+        let lane = table.streams.get_mut(&stream).and_then(|entry| entry.lane.take());
+        table.drop_if_over(stream, &self.control);
+        drop((table, lane));
+    }
+
+    fn remove(&self, stream: StreamId) -> Option<Entry> {
+        let mut table = self.table();
+        let entry = table.streams.remove(&stream);
+        table.note_empty(&self.control);
+        entry
+    }
+
+    /// The opener stopped waiting. Nothing to do once it was answered.
+    fn withdraw(&self, stream: StreamId) {
+        let mut table = self.table();
+        if !matches!(table.streams.get(&stream), Some(Entry { stage: Stage::Asking(..), .. })) {
+            return;
+        }
+        let entry = table.streams.remove(&stream);
+        // The accept may be under way: the cancel stops its sender, the failure its reader.
+        self.send_control(Frame::Cancel { stream }, 0);
+        let why = FailWhy::Dropped("the opener went away".to_owned());
+        self.send_control(Frame::Fail { stream, why }, 0);
+        table.note_empty(&self.control);
+        drop((table, entry));
+    }
+
+    /// Ends the link for everybody: each stream breaks now, with this reason.
+    pub(crate) fn end(&self, ended: &Ended) {
+        let streams = {
+            let mut table = self.table();
+            table.ended.get_or_insert_with(|| ended.clone());
+            std::mem::take(&mut table.streams)
+        };
+        self.room.close();
+        let broken = || StreamError::Broken(ended.reason.to_string());
+        for entry in streams.into_values() {
+            if let Stage::Asking(answer, ..) = entry.stage {
+                let error = if ended.orderly { OpenError::Closed } else { OpenError::Stream(broken()) };
+                answer.send(Err(error)).ok();
+            }
+            entry.lane.inspect(|lane| lane.stop(broken()));
+            // Behind the data that has arrived, and never full because credits leave room for it.
+            entry.inbound.inspect(|inbound| drop(inbound.try_send(Item::Broken(ended.reason.clone()))));
+        }
+        self.over.send_if_modified(|over| over.is_none() && over.replace(ended.clone()).is_none());
+    }
+
+    /// Says goodbye and takes no more opens. With `Idle` and `Duplicate` only when there are no streams; then
+    /// a `Duplicate` is closed as soon as the last one has ended.
+    pub(crate) fn close(&self, why: Closing) {
+        let mut table = self.table();
+        let patient = matches!(why, Closing::Idle | Closing::Duplicate);
+        if table.ended.is_some() {
+            return;
+        }
+        if patient && !table.streams.is_empty() {
+            if why == Closing::Duplicate {
+                table.retiring = Some(why);
+            }
+            return;
+        }
+        table.say_goodbye(why, &self.control);
+    }
+
+    /// Why it is over, if it is.
+    pub(crate) fn ended(&self) -> Option<Ended> {
+        self.table().ended.clone()
+    }
+
+    /// Whether it takes new streams.
+    pub(crate) fn is_open(&self) -> bool {
+        let table = self.table();
+        table.ended.is_none() && table.retiring.is_none()
+    }
+
+    /// Resolves when the link is over.
+    #[cfg(test)]
+    pub(crate) async fn wait_ended(&self) {
+        self.over.subscribe().wait_for(Option::is_some).await.ok();
+    }
+
+    /// Streams open now, and since when there have been none.
+    pub(crate) fn load(&self) -> (usize, Duration) {
+        let table = self.table();
+        (table.streams.len(), table.empty_since.elapsed())
+    }
+
+    /// Time since it was made.
+    pub(crate) fn age(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    /// Bytes arrived.
+    pub(crate) fn heard(&self) {
+        let now = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.heard_ms.store(now, Ordering::Relaxed);
+    }
+
+    /// Time since bytes arrived last.
+    pub(crate) fn silence(&self) -> Duration {
+        self.born.elapsed().saturating_sub(Duration::from_millis(self.heard_ms.load(Ordering::Relaxed)))
+    }
+
+    pub(super) fn send_control(&self, frame: Frame, room: u32) {
+        // A writer that has ended ends the link; nobody needs this frame then.
+        self.control.send(Queued { frame, room }).ok();
+    }
+
+    pub(super) fn send_data(&self, frame: Frame, room: u32) {
+        self.data.send(Queued { frame, room }).ok();
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn drop_if_over(&mut self, stream: StreamId, control: &mpsc::UnboundedSender<Queued>) {
+        let over =
+            |entry: &Entry| matches!(entry.stage, Stage::Open) && entry.inbound.is_none() && entry.lane.is_none();
+        if self.streams.get(&stream).is_some_and(over) {
+            self.streams.remove(&stream);
+            self.note_empty(control);
+        }
+    }
+
+    fn note_empty(&mut self, control: &mpsc::UnboundedSender<Queued>) {
+        if self.streams.is_empty() {
+            self.empty_since = Instant::now();
+            if let (None, Some(why)) = (&self.ended, self.retiring.clone()) {
+                self.say_goodbye(why, control);
+            }
+        }
+    }
+
+    fn say_goodbye(&mut self, why: Closing, control: &mpsc::UnboundedSender<Queued>) {
+        self.ended = Some(Ended { reason: format!("closed by this side: {why:?}").into(), orderly: true });
+        control.send(Queued { frame: Frame::Goodbye(why), room: 0 }).ok();
+    }
+}
+
+struct Withdraw<'a>(&'a Mux, StreamId);
+
+impl Drop for Withdraw<'_> {
+    fn drop(&mut self) {
+        self.0.withdraw(self.1);
+    }
+}
