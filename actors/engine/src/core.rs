@@ -211,3 +211,6 @@ fn check_hash(block: &ExportedBlock, capabilities: &Capabilities) -> Result<(), 
     }
     Err(EngineError::Block(format!("its hash is {}, its tokens give {right}", block.hash)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ use crate::{
     bundle::TokenizerBundle,
     contract::{Engine, ModelCard},
     embedded::EmbeddedModel,
+    simulated::SimulatedModel,
 };
 
 /// Which engine computes.
@@ -115,6 +116,6 @@ pub trait LoadedModel: Send + Sync {
 pub fn load(options: &ModelOptions, progress: &mut dyn FnMut(Progress)) -> Result<Arc<dyn LoadedModel>, LoadError> {
     match options.kind {
         EngineKind::Embedded => Ok(Arc::new(EmbeddedModel::load(options, progress)?)),
-        EngineKind::Simulated => Err(LoadError::Options("the simulated engine is not built in".to_owned())),
+        EngineKind::Simulated => Ok(Arc::new(SimulatedModel::load(options)?)),
     }
 }

@@ -43,8 +43,8 @@ pub enum KvOrder {
     LayerKvTokenHeadDim,
     /// layer, K or V, head, token, dim.
     LayerKvHeadTokenDim,
-    /// layer, K or V, head; then K as dim, token and V as token, dim.
-    LayerKvHeadKeysTransposed,
+    /// layer, head; then all keys as dim, token and all values as token, dim.
+    LayerHeadKeysTransposed,
 }
 
 /// One layout.

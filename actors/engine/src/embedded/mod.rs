@@ -88,6 +88,21 @@ fn open_gguf(path: &Path) -> Result<Opened, LoadError> {
     Ok(Opened { config, bundle, eos_ids, tensors: Box::new(file) })
 }
 
+/// What the simulated engine borrows of a real model.
+pub(crate) struct Borrowed {
+    pub(crate) bundle: TokenizerBundle,
+    pub(crate) eos_ids: Vec<TokenId>,
+    pub(crate) vocab_size: u32,
+    pub(crate) context_length: u32,
+}
+
+/// The tokenizer of a model file or folder, without its weights.
+pub(crate) fn bundle_from(path: &Path) -> Result<Borrowed, LoadError> {
+    let Opened { config, bundle, eos_ids, .. } = open_gguf(path)?;
+    let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+    Ok(Borrowed { bundle, eos_ids, vocab_size: narrow(config.vocab), context_length: narrow(config.context) })
+}
+
 /// The name a file suggests: its stem without the suffix that tells the quantization.
 fn suggested_name(path: &Path) -> Result<ModelId, LoadError> {
     let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();

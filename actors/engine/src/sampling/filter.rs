@@ -21,9 +21,17 @@ const CUTS: [f32; 4] = [1.0 / 64.0, 1.0 / 16_384.0, 1e-9, 0.0];
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     changed: Vec<f32>,
+    /// One weight per vocabulary entry; the likeliest has 1.
     weights: Vec<f32>,
-    /// (logit, id), likeliest first.
-    candidates: Vec<(f32, TokenId)>,
+    /// Likeliest first.
+    candidates: Vec<Candidate>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    logit: f32,
+    weight: f32,
+    id: TokenId,
 }
 
 impl Scratch {
@@ -44,18 +52,19 @@ impl Scratch {
 
     /// Draws from `logits`, whose maximum is `max`.
     pub(super) fn draw(&mut self, logits: &[f32], params: &SamplingParams, max: f32, position: u64) -> TokenId {
-        let scale = 1.0 / params.temperature;
         let chance = uniform(params.seed, position);
-        let top_k = params.top_k as usize;
-        let keeps_all = (top_k == 0 || top_k >= logits.len()) && params.top_p >= 1.0;
-        self.weights.clear();
-        self.weights.extend(logits.iter().map(|logit| math::exp((logit - max) * scale)));
-        if keeps_all {
+        let top_k = if params.top_k == 0 { logits.len() } else { logits.len().min(params.top_k as usize) };
+        let temperature = params.temperature;
+        let filter = Filter { max, temperature, top_k, top_p: params.top_p, min_p: params.min_p };
+        if top_k == logits.len() && params.top_p >= 1.0 {
+            self.weights.clear();
+            self.weights.extend(logits.iter().map(|logit| filter.weight(*logit)));
             return draw_in_order(&self.weights, params.min_p, chance);
         }
-        let top_k = if top_k == 0 { logits.len() } else { top_k.min(logits.len()) };
+        // Top-p is a share of what top-k left; without top-k, of everything.
+        let all = (top_k == logits.len()).then(|| math::exp_sum(logits, max, 1.0 / temperature));
         for cut in CUTS {
-            if self.gather(logits, cut, Filter { top_k, top_p: params.top_p, min_p: params.min_p }) {
+            if self.gather(logits, cut, filter, all) {
                 break;
             }
         }
@@ -63,14 +72,14 @@ impl Scratch {
     }
 
     /// Candidates above the cut that pass the filters, likeliest first. False when the cut was too high to tell.
-    fn gather(&mut self, logits: &[f32], cut: f32, filter: Filter) -> bool {
-        self.candidates.clear();
-        let near = self.weights.iter().enumerate().filter(|(_, weight)| **weight > cut);
-        self.candidates.extend(near.map(|(id, _)| (logits[id], id as TokenId)));
+    fn gather(&mut self, logits: &[f32], cut: f32, filter: Filter, all: Option<f64>) -> bool {
         let last = cut == 0.0;
-        // The cut is on rounded weights, the order on logits: the lowest of the gathered might tie with one outside.
-        let complete = self.candidates.len() >= filter.top_k || filter.top_k >= logits.len();
-        if !complete && !last {
+        self.candidates.clear();
+        let candidates = &mut self.candidates;
+        math::above(logits, filter.max + cut.ln() * filter.temperature, |id, logit| {
+            candidates.push(Candidate { logit, weight: filter.weight(logit), id });
+        });
+        if all.is_none() && self.candidates.len() < filter.top_k && !last {
             return false;
         }
         if filter.top_k < self.candidates.len() {
@@ -78,53 +87,61 @@ impl Scratch {
             self.candidates.truncate(filter.top_k);
         }
         self.candidates.sort_unstable_by(likelier);
-        let bounded = filter.top_k < logits.len();
-        let total: f64 = if bounded { self.mass() } else { self.weights.iter().map(|weight| f64::from(*weight)).sum() };
-        let wanted = f64::from(filter.top_p.max(0.0)) * total;
+        let wanted = f64::from(filter.top_p.max(0.0)) * all.unwrap_or_else(|| self.mass());
         let mut mass = 0.0;
-        let enough = self.candidates.iter().position(|(_, id)| {
-            mass += f64::from(self.weights[*id as usize]);
+        let enough = self.candidates.iter().position(|candidate| {
+            mass += f64::from(candidate.weight);
             mass >= wanted
         });
         match enough {
             Some(index) => self.candidates.truncate(index + 1),
-            None if !last && !bounded => return false,
+            None if !last && all.is_some() => return false,
             None => {}
         }
-        let (weights, highest) = (&self.weights, 1.0);
-        let kept = self.candidates.partition_point(|(_, id)| weights[*id as usize] >= filter.min_p * highest);
+        // The likeliest has weight 1, so min-p is a weight.
+        let kept = self.candidates.partition_point(|candidate| candidate.weight >= filter.min_p);
         self.candidates.truncate(kept.max(1));
         true
     }
 
     fn mass(&self) -> f64 {
-        self.candidates.iter().map(|(_, id)| f64::from(self.weights[*id as usize])).sum()
+        self.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum()
     }
 
     fn draw_candidate(&self, chance: f64) -> TokenId {
         let mut left = chance * self.mass();
-        for (_, id) in &self.candidates {
-            left -= f64::from(self.weights[*id as usize]);
+        for candidate in &self.candidates {
+            left -= f64::from(candidate.weight);
             if left < 0.0 {
-                return *id;
+                return candidate.id;
             }
         }
         // Rounding left a crumb.
-        self.candidates.last().map_or(0, |(_, id)| *id)
+        self.candidates.last().map_or(0, |candidate| candidate.id)
     }
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Filter {
-    /// At least 1.
+    max: f32,
+    temperature: f32,
+    /// 1 to the size of the vocabulary.
     top_k: usize,
     top_p: f32,
     min_p: f32,
 }
 
+impl Filter {
+    /// The weight of a token at this temperature.
+    #[inline]
+    fn weight(&self, logit: f32) -> f32 {
+        math::exp((logit - self.max) * (1.0 / self.temperature))
+    }
+}
+
 /// Likelier first, ties by lowest id.
-fn likelier(a: &(f32, TokenId), b: &(f32, TokenId)) -> Ordering {
-    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
 /// Draws by weight in order of ids; weights below `min_p` (a share of the highest, which is 1) count as 0.

@@ -20,19 +20,27 @@ pub(super) fn of(logits: &[f32], max: f32, id: TokenId, count: u8) -> (f32, Vec<
     (logprob(id), top.into_iter().map(|id| TokenLogprob { id, logprob: logprob(id) }).collect())
 }
 
-/// The ids of the `count` highest logits in one pass: few enough to keep sorted by hand.
+/// The ids of the `count` highest logits: few enough to keep sorted by hand.
 fn likeliest(logits: &[f32], count: usize) -> Vec<TokenId> {
-    let mut best: Vec<(f32, TokenId)> = Vec::with_capacity(count + 1);
     if count == 0 {
         return Vec::new();
     }
-    for (id, logit) in logits.iter().enumerate() {
-        let enters = best.len() < count || best.last().is_some_and(|(last, _)| logit > last);
-        if enters {
-            let at = best.partition_point(|(other, _)| other.total_cmp(logit) != Ordering::Less);
-            best.insert(at, (*logit, id as TokenId));
+    let mut best: Vec<(f32, TokenId)> = Vec::with_capacity(count + 1);
+    let enter = |best: &mut Vec<(f32, TokenId)>, id: usize, logit: f32| {
+        if best.len() < count || best.last().is_some_and(|(last, _)| logit > *last) {
+            let place = best.partition_point(|(other, _)| other.total_cmp(&logit) != Ordering::Less);
+            best.insert(place, (logit, id as TokenId));
             best.truncate(count);
         }
+    };
+    let (chunks, rest) = logits.as_chunks::<{ math::BLOCK }>();
+    for (at, chunk) in chunks.iter().enumerate() {
+        // Once the list is full, few blocks hold a logit that enters it.
+        let worst = best.last().filter(|_| best.len() == count).map(|(logit, _)| *logit);
+        if worst.is_none_or(|worst| math::block_max(chunk) > worst) {
+            chunk.iter().enumerate().for_each(|(lane, logit)| enter(&mut best, at * math::BLOCK + lane, *logit));
+        }
     }
+    rest.iter().enumerate().for_each(|(lane, logit)| enter(&mut best, chunks.len() * math::BLOCK + lane, *logit));
     best.into_iter().map(|(_, id)| id).collect()
 }

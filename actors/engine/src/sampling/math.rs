@@ -2,7 +2,11 @@
 //!
 //! Called by the sampler. Never: calls the platform's exponential, whose last bit differs between systems.
 
+/// Numbers computed at once.
 const LANES: usize = 16;
+
+/// Logits looked at together.
+pub(super) const BLOCK: usize = 64;
 
 /// The highest logit, or `None` when one is not a number or +∞, or none is above -∞.
 pub(super) fn finite_max(logits: &[f32]) -> Option<f32> {
@@ -28,6 +32,38 @@ pub(super) fn finite_max(logits: &[f32]) -> Option<f32> {
 /// The lowest index that holds `value`; 0 when none does.
 pub(super) fn first_at(logits: &[f32], value: f32) -> u32 {
     logits.iter().position(|logit| *logit == value).unwrap_or(0) as u32
+}
+
+/// Calls back for each logit above `threshold`, in order of ids. Looks at a whole block first: few hold one.
+pub(super) fn above(logits: &[f32], threshold: f32, mut found: impl FnMut(u32, f32)) {
+    let (blocks, rest) = logits.as_chunks::<BLOCK>();
+    let mut each = |at: usize, few: &[f32]| {
+        for (lane, logit) in few.iter().enumerate().filter(|(_, logit)| **logit > threshold) {
+            found((at + lane) as u32, *logit);
+        }
+    };
+    for (at, block) in blocks.iter().enumerate() {
+        if block_max(block) > threshold {
+            each(at * BLOCK, block);
+        }
+    }
+    each(blocks.len() * BLOCK, rest);
+}
+
+/// The highest logit of a block.
+#[inline]
+pub(super) fn block_max(block: &[f32; BLOCK]) -> f32 {
+    let mut highest = [f32::NEG_INFINITY; LANES];
+    for chunk in block.as_chunks::<LANES>().0 {
+        for lane in 0..LANES {
+            highest[lane] = if chunk[lane] > highest[lane] { chunk[lane] } else { highest[lane] };
+        }
+    }
+    // Halves onto each other in fixed widths, so that they stay vectors to the end.
+    let fold = |low: f32, high: f32| if high > low { high } else { low };
+    let eight: [f32; 8] = std::array::from_fn(|lane| fold(highest[lane], highest[lane + 8]));
+    let four: [f32; 4] = std::array::from_fn(|lane| fold(eight[lane], eight[lane + 4]));
+    fold(fold(four[0], four[2]), fold(four[1], four[3]))
 }
 
 /// e^x for x ≤ 0, relative error below 3e-7; 0 below -87.

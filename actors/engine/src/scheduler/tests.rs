@@ -323,7 +323,7 @@ proptest! {
                 let ends = harness.finished.iter().filter(|(other, _)| *other == name).count();
                 prop_assert_eq!(ends, 1);
                 let cached = harness.cached[&name] as usize;
-                prop_assert!(cached < job.prompt.len() && cached % BLOCK == 0);
+                prop_assert!(cached < job.prompt.len() && cached.is_multiple_of(BLOCK));
             }
         }
         prop_assert_eq!(harness.scheduler.pool().available(), blocks);
