@@ -111,7 +111,9 @@ impl Mesh {
         .await?;
         let listener = TcpListener::from_std(listener).map_err(|error| ClusterError::Bind(bound, error))?;
         let tls = Tls::new(&config.key, &config.name)?;
-        let root = SupervisorHandle::root(ActorBook::default(), Policy::default()).await?;
+        // Many kinds of actors share this limit; one that fails over and over alone is slowed by its backoff instead.
+        let policy = Policy { failures_max: 20, ..Policy::default() };
+        let root = SupervisorHandle::root(ActorBook::default(), policy).await?;
         let start = Start { config, address, incarnation, tls, root: root.clone() };
         let started = start.run(listener, gossip, keys).await;
         if started.is_err() {
@@ -387,3 +389,6 @@ impl Actor for Handlers {
         Ok(TaskOwner::open(&tasks))
     }
 }
+
+#[cfg(test)]
+mod tests;

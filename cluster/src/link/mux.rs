@@ -456,12 +456,6 @@ impl Mux {
         table.ended.is_none() && table.retiring.is_none()
     }
 
-    /// Resolves when the link is over.
-    #[cfg(test)]
-    pub(crate) async fn wait_ended(&self) {
-        self.over.subscribe().wait_for(Option::is_some).await.ok();
-    }
-
     /// Streams open now, and since when there have been none.
     pub(crate) fn load(&self) -> (usize, Duration) {
         let table = self.table();

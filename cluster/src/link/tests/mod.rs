@@ -1,213 +1,22 @@
 //! Two nodes in one process over loopback: everything that a link promises.
 
-use std::{
-    collections::BTreeMap,
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+mod rest;
+mod setup;
+
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
-use starling_ids::{EndpointName, Incarnation, NodeId, RequestId};
-use tokio::{io::AsyncWriteExt, net::TcpListener, sync::watch};
+use starling_ids::{Incarnation, RequestId};
+use tokio::{io::AsyncWriteExt, net::TcpListener};
 
+use self::setup::*;
 use super::*;
 use crate::{
     config::Timings,
-    discovery::{NodeRecord, NodeState, NodeView, Snapshot},
     security::{ClusterKey, Tls},
-    session::Ops,
-    stream::{
-        Context, Endpoints, Fault, FaultKind, Incoming, Opened, STREAM_WINDOW_FRAMES, StreamError, StreamHandler,
-        StreamRx, StreamTx,
-    },
-    supervise::{ActorBook, Policy, SupervisorHandle, TaskOwner, Tasks},
+    stream::{Context, Fault, FaultKind, Opened, STREAM_WINDOW_FRAMES, StreamError},
     wire::{Hello, OpenHead, Party, limits},
 };
-
-type Halves = (StreamTx, StreamRx);
-type ReachLog = Arc<Mutex<Vec<(NodeId, bool)>>>;
-
-/// Accepts with the body and hands its halves to the test.
-struct HandOver(tokio::sync::mpsc::UnboundedSender<Halves>);
-
-impl StreamHandler for HandOver {
-    fn open(&self, incoming: Incoming) -> BoxFuture<'static, ()> {
-        let hand_over = self.0.clone();
-        Box::pin(async move {
-            if let Some(halves) = incoming.acceptor.accept(incoming.body) {
-                hand_over.send(halves).ok();
-            }
-        })
-    }
-}
-
-struct Refuse;
-
-impl StreamHandler for Refuse {
-    fn open(&self, incoming: Incoming) -> BoxFuture<'static, ()> {
-        Box::pin(async move { incoming.acceptor.reject(Fault::new(FaultKind::Overloaded, "full").retry_after_ms(5)) })
-    }
-}
-
-struct PanicOnOpen;
-
-impl StreamHandler for PanicOnOpen {
-    fn open(&self, _incoming: Incoming) -> BoxFuture<'static, ()> {
-        panic!("asked to")
-    }
-}
-
-/// Waits for ever with the question in its hands.
-struct Sit(tokio::sync::mpsc::UnboundedSender<crate::stream::Acceptor>);
-
-impl StreamHandler for Sit {
-    fn open(&self, incoming: Incoming) -> BoxFuture<'static, ()> {
-        let hand_over = self.0.clone();
-        Box::pin(async move {
-            hand_over.send(incoming.acceptor).ok();
-        })
-    }
-}
-
-struct Node {
-    name: NodeId,
-    incarnation: Incarnation,
-    address: SocketAddr,
-    root: SupervisorHandle,
-    layer: LinkLayer,
-    handlers: Tasks,
-    _owner: TaskOwner,
-    snapshots: watch::Sender<Arc<Snapshot>>,
-    reached: ReachLog,
-    far: tokio::sync::mpsc::UnboundedReceiver<Halves>,
-    asked: tokio::sync::mpsc::UnboundedReceiver<crate::stream::Acceptor>,
-}
-
-fn id(text: &str) -> NodeId {
-    NodeId::new(text).unwrap()
-}
-
-fn endpoint(text: &str) -> EndpointName {
-    EndpointName::new(text).unwrap()
-}
-
-async fn node(key: &ClusterKey, name: &str, timings: Timings) -> Node {
-    let (name, incarnation) = (id(name), Incarnation(1));
-    let tls = Tls::new(key, &name).unwrap();
-    let socket = Arc::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
-    let address = socket.local_addr().unwrap();
-    let root = SupervisorHandle::root(ActorBook::default(), Policy::default()).await.unwrap();
-    let (snapshots, watched) = watch::channel(Arc::default());
-    let (endpoints, handlers, ops) = (Endpoints::default(), Tasks::closed(1000), Ops::default());
-    let owner = TaskOwner::open(&handlers);
-    let ((halves, far), (acceptors, asked)) =
-        (tokio::sync::mpsc::unbounded_channel(), tokio::sync::mpsc::unbounded_channel());
-    endpoints.serve(endpoint("t/t/yes"), Arc::new(HandOver(halves)));
-    endpoints.serve(endpoint("t/t/no"), Arc::new(Refuse));
-    endpoints.serve(endpoint("t/t/panic"), Arc::new(PanicOnOpen));
-    endpoints.serve(endpoint("t/t/sit"), Arc::new(Sit(acceptors)));
-    ops.serve(
-        "test/echo",
-        Arc::new(|from, body| {
-            Box::pin(async move {
-                if body.is_empty() {
-                    Err(Fault::new(FaultKind::Invalid, format!("nothing from {from}")))
-                } else {
-                    Ok(body)
-                }
-            })
-        }),
-    );
-    endpoints.serve(endpoint(CONTROL_ENDPOINT), Arc::new(ControlEndpoint(ops)));
-    let reached = ReachLog::default();
-    let log = reached.clone();
-    let setup = LinkSetup {
-        hello: Hello::new(Party::Node, name.clone(), incarnation, "test".into()),
-        tls,
-        timings,
-        endpoints,
-        handlers: handlers.clone(),
-        snapshots: watched,
-        reach: Arc::new(move |node, _, reachable| log.lock().unwrap().push((node.clone(), reachable))),
-        sessions: Arc::new(|_, _| {}),
-    };
-    let layer = LinkLayer::start(&root, setup).await.unwrap();
-    layer.listen(&root, socket).await.unwrap();
-    Node { name, incarnation, address, root, layer, handlers, _owner: owner, snapshots, reached, far, asked }
-}
-
-fn view(name: &NodeId, incarnation: Incarnation, address: SocketAddr) -> NodeView {
-    let record = NodeRecord {
-        node: name.clone(),
-        incarnation,
-        version: 1,
-        address,
-        http: None,
-        roles: Vec::new(),
-        software: String::new(),
-        instances: Vec::new(),
-    };
-    NodeView { record: Arc::new(record), state: NodeState::Alive }
-}
-
-impl Node {
-    fn knows(&self, others: &[(&NodeId, Incarnation, SocketAddr)]) {
-        let nodes: BTreeMap<_, _> = others.iter().map(|(n, i, a)| ((*n).clone(), view(n, *i, *a))).collect();
-        self.snapshots.send_replace(Arc::new(Snapshot { nodes: nodes.into_values().collect() }));
-    }
-
-    async fn open(&self, to: &Node, at: &str, context: Context, body: Bytes) -> Result<Opened, StreamError> {
-        self.layer.open(&to.name, to.incarnation, OpenHead { endpoint: endpoint(at), context }, body).await
-    }
-
-    async fn stream(&self, to: &mut Node) -> (Opened, Halves) {
-        let opened = self.open(to, "t/t/yes", context(), Bytes::from_static(b"hi")).await.unwrap();
-        (opened, to.far.recv().await.unwrap())
-    }
-
-    fn links(&self) -> Vec<String> {
-        let rows = self.root.book().snapshot();
-        rows.into_iter().filter(|row| row.kind == "link").map(|row| row.path).collect()
-    }
-
-    fn open_streams(&self, to: &Node) -> usize {
-        self.layer.registry().get(&to.name, to.incarnation).map_or(0, |mux| mux.load().0)
-    }
-
-    async fn stop(self) {
-        self.root.stop_all().await.unwrap();
-    }
-}
-
-async fn two(timings: Timings) -> (Node, Node) {
-    let key = ClusterKey::generate();
-    let (a, b) = (node(&key, "a", timings).await, node(&key, "b", timings).await);
-    a.knows(&[(&b.name, b.incarnation, b.address)]);
-    b.knows(&[(&a.name, a.incarnation, a.address)]);
-    (a, b)
-}
-
-fn context() -> Context {
-    Context::new(RequestId(1), Duration::from_secs(60))
-}
-
-fn frame(n: u8) -> Bytes {
-    Bytes::from(vec![n; 3])
-}
-
-async fn until(what: &str, holds: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), what).await.expect("within 20 s")
-}
 
 #[tokio::test]
 async fn streams_work_in_both_directions_over_one_link() {
