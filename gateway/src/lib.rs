@@ -1,1 +1,32 @@
 //! The OpenAI HTTP API in front of the cluster.
+//!
+//! A request passes through the files in this order: `server` accepts it, `admission` counts it,
+//! [`openai`] validates it, [`prompt`] turns it into tokens, the [`Backend`] finds a worker, `run` follows the
+//! answer, [`text`] turns tokens into text, `sse` or `reply` writes it. The gateway knows the cluster only as a
+//! [`Backend`]; it holds no actor and no link.
+
+pub mod backend;
+pub mod config;
+pub mod openai;
+pub mod prompt;
+pub mod text;
+
+mod admission;
+mod chat;
+mod completions;
+mod context;
+mod error;
+#[cfg(test)]
+mod fixtures;
+mod metrics;
+mod models;
+mod reply;
+mod run;
+mod server;
+mod sse;
+#[cfg(test)]
+mod tests;
+
+pub use backend::{Backend, Call, Generation, Readiness};
+pub use config::{ConfigError, GatewayConfig};
+pub use server::{DrainReport, Gateway, GatewayError, MetricsRender};

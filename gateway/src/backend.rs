@@ -1,0 +1,52 @@
+//! The cluster, as the gateway sees it.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{future::BoxFuture, stream::BoxStream};
+use starling_actors::{
+    engine::{ModelCard, TokenizerBundle},
+    generate::{GenerateError, GenerateFrame, GenerateSpec, ServedModel},
+};
+use starling_ids::RequestId;
+
+/// The frames of one request, in order. Ends after the last answer's finish; a stream that ends before it
+/// is a broken one. Dropping it cancels the request wherever it is.
+pub type Generation = BoxStream<'static, Result<GenerateFrame, GenerateError>>;
+
+/// One prompt to complete.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// The client request. Several prompts of one request share it.
+    pub request: RequestId,
+    /// What is asked for.
+    pub spec: GenerateSpec,
+    /// Time left for all of it, acceptance and answer.
+    pub deadline: Duration,
+    /// W3C `traceparent` of the client, checked for its form.
+    pub trace_parent: Option<String>,
+}
+
+/// Whether new requests should be sent here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Readiness {
+    /// At least one model can be routed.
+    Ready,
+    /// Not yet, or not any more; the reason is for people.
+    NotReady(String),
+}
+
+/// What the gateway needs of the cluster. All calls but [`Backend::generate`] and [`Backend::bundle`] answer from
+/// local state at once.
+pub trait Backend: Send + Sync + 'static {
+    /// Models that can be asked for now, sorted by id, each once.
+    fn models(&self) -> Vec<ServedModel>;
+
+    /// Tokenizer and template of a model. The gateway keeps what it gets, by the card's digest.
+    fn bundle(&self, card: &ModelCard) -> BoxFuture<'static, Result<Arc<TokenizerBundle>, GenerateError>>;
+
+    /// Finds a worker. Resolves when one has accepted, before its first token; dropping it cancels.
+    fn generate(&self, call: Call) -> BoxFuture<'static, Result<Generation, GenerateError>>;
+
+    /// Whether this node can serve.
+    fn readiness(&self) -> Readiness;
+}

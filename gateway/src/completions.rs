@@ -1,0 +1,72 @@
+//! `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::{Extension, body::Body, extract::State, response::Response};
+use hyper::Request;
+use starling_ids::TokenId;
+
+use crate::{
+    admission::Ticket,
+    chat::{Job, answer},
+    context::{App, Names},
+    error::Fault,
+    metrics::Route,
+    openai::{
+        request::{CompletionRequest, PromptInput},
+        response::Shape,
+        validate::{self, PromptOrigin},
+    },
+    prompt::{PromptError, PromptModel},
+    reply,
+};
+
+const ORIGIN: PromptOrigin = PromptOrigin { param: "prompt" };
+
+/// Completes one or more raw prompts.
+pub(crate) async fn completions(
+    State(app): State<Arc<App>>,
+    Extension(names): Extension<Names>,
+    request: Request<Body>,
+) -> Response {
+    let mut ticket = app.admission.arrive(Route::Completions);
+    match prepare(&app, &mut ticket, request).await {
+        Ok(job) => answer(&app, &names, ticket, job).await,
+        Err(fault) => reply::refuse(&fault, ticket),
+    }
+}
+
+async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Result<Job, Fault> {
+    app.authorize(request.headers())?;
+    ticket.admit()?;
+    let body = app.body(request).await?;
+    let bytes = body.len();
+    let CompletionRequest { prompts, echo, params } = CompletionRequest::parse(&body)?;
+    drop(body);
+    let card = app.card(&params.model)?;
+    let model = app.models.get(&*app.backend, &card).await?;
+    let tokenizing = model.clone();
+    let made = app.models.compute(bytes, move || tokenize(&tokenizing, prompts, echo)).await??;
+    let (prompts, echo): (Vec<_>, Vec<_>) = made.into_iter().unzip();
+    let seed = rand::random::<u64>();
+    let spec = |(index, prompt)| {
+        // Without a seed of the client's, prompts draw apart; with one, each draws as it would alone.
+        validate::spec(&params, &card, prompt, ORIGIN, seed.wrapping_add(index as u64 * u64::from(params.choices)))
+    };
+    let specs = prompts.into_iter().enumerate().map(spec).collect::<Result<_, _>>()?;
+    let echo = echo.into_iter().flatten().collect();
+    Ok(Job { card, model, params, specs, origin: ORIGIN, shape: Shape::Text, echo })
+}
+
+type Made = Vec<(Vec<TokenId>, Option<String>)>;
+
+fn tokenize(model: &PromptModel, prompts: Vec<PromptInput>, echo: bool) -> Result<Made, PromptError> {
+    let one = |prompt| match prompt {
+        PromptInput::Text(text) => Ok((model.completion(&text)?, echo.then_some(text))),
+        PromptInput::Tokens(ids) => {
+            let text = if echo { Some(model.text(&ids)?) } else { None };
+            Ok((ids, text))
+        }
+    };
+    prompts.into_iter().map(one).collect()
+}

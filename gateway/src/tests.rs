@@ -1,0 +1,10 @@
+//! The gateway as a client meets it, with a scripted cluster behind it.
+
+mod api;
+mod cancel;
+mod client;
+mod drain;
+mod limits;
+mod malformed;
+mod meters;
+mod streams;
