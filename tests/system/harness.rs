@@ -16,18 +16,18 @@ use tokio::{
 };
 
 /// Longest wait for any single state, generous because machines are slow; bars are checked by their own figures.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One cluster at a time in this process, so that measured seconds mean something under plain `cargo test` too.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The program under test.
-pub fn binary() -> OsString {
+pub(crate) fn binary() -> OsString {
     std::env::var_os("STARLING_TEST_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_starling").into())
 }
 
 /// The real model.
-pub fn model() -> PathBuf {
+pub(crate) fn model() -> PathBuf {
     let given = std::env::var_os("STARLING_TEST_MODEL").map(PathBuf::from);
     let path = given.unwrap_or_else(|| {
         let home = PathBuf::from(std::env::var_os("HOME").expect("HOME is set"));
@@ -38,14 +38,14 @@ pub fn model() -> PathBuf {
 }
 
 /// A temporary folder with a key, in which nodes live.
-pub struct Cluster {
+pub(crate) struct Cluster {
     dir: tempfile::TempDir,
     _one: MutexGuard<'static, ()>,
 }
 
 impl Cluster {
     /// Makes the folder and the key.
-    pub async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let cluster = Self { dir: tempfile::tempdir().unwrap(), _one: one };
         let key = cluster.key();
@@ -54,20 +54,20 @@ impl Cluster {
         cluster
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
 
-    pub fn key(&self) -> PathBuf {
+    pub(crate) fn key(&self) -> PathBuf {
         self.path().join("cluster.key")
     }
 
-    pub fn data_dir(&self, name: &str) -> PathBuf {
+    pub(crate) fn data_dir(&self, name: &str) -> PathBuf {
         self.path().join(name)
     }
 
     /// A command with an environment of its own: nothing of the developer's settings reaches it.
-    pub fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(binary());
         command.args(args).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("HOME", self.path()).env("RUST_BACKTRACE", "1").kill_on_drop(true).stdin(Stdio::null());
@@ -75,12 +75,12 @@ impl Cluster {
     }
 
     /// Runs a verb to its end.
-    pub async fn run(&self, args: &[&str]) -> Output {
+    pub(crate) async fn run(&self, args: &[&str]) -> Output {
         tokio::time::timeout(PATIENCE, self.command(args).output()).await.expect("the verb ends").expect("it starts")
     }
 
     /// A node with the simulated engine unless `args` say otherwise.
-    pub async fn up(&self, name: &str, args: &[&str]) -> Node {
+    pub(crate) async fn up(&self, name: &str, args: &[&str]) -> Node {
         let mut all = vec!["up", "--bind", "127.0.0.1:0"];
         if !args.contains(&"--http") {
             all.extend(["--http", "127.0.0.1:0"]);
@@ -89,14 +89,14 @@ impl Cluster {
     }
 
     /// A node that joins the given ones.
-    pub async fn join(&self, name: &str, seeds: &[&str], args: &[&str]) -> Node {
+    pub(crate) async fn join(&self, name: &str, seeds: &[&str], args: &[&str]) -> Node {
         let mut all = vec!["join"];
         all.extend(seeds);
         self.start(name, &all, args).await
     }
 
     /// Starts a node and does not wait for it.
-    pub fn launch(&self, name: &str, verb: &[&str], args: &[&str]) -> Launched {
+    pub(crate) fn launch(&self, name: &str, verb: &[&str], args: &[&str]) -> Launched {
         let (dir, key) = (self.data_dir(name), self.key());
         let mut all: Vec<&str> = verb.to_vec();
         all.extend(["--name", name, "--data-dir", dir.to_str().unwrap(), "--key-file", key.to_str().unwrap()]);
@@ -116,7 +116,7 @@ impl Cluster {
     }
 
     /// Rows of an inspection verb, asked at a node.
-    pub async fn rows(&self, verb: &str, node: &Node) -> Value {
+    pub(crate) async fn rows(&self, verb: &str, node: &Node) -> Value {
         let key = self.key();
         let out = self.run(&[verb, "--json", "--node", &node.address, "--key-file", key.to_str().unwrap()]).await;
         if !out.status.success() {
@@ -126,7 +126,7 @@ impl Cluster {
     }
 
     /// Serving workers of a node, as another node sees them.
-    pub async fn serving_workers(&self, of: &str, seen_by: &Node) -> usize {
+    pub(crate) async fn serving_workers(&self, of: &str, seen_by: &Node) -> usize {
         let rows = self.rows("instances", seen_by).await;
         let rows = rows.as_array().cloned().unwrap_or_default();
         let serving = |row: &&Value| {
@@ -140,7 +140,7 @@ impl Cluster {
 }
 
 /// A process that may not be ready yet.
-pub struct Launched {
+pub(crate) struct Launched {
     child: Child,
     stdout: BufReader<ChildStdout>,
     log: PathBuf,
@@ -148,7 +148,7 @@ pub struct Launched {
 
 impl Launched {
     /// Waits for the `ready` line.
-    pub async fn ready(mut self) -> Node {
+    pub(crate) async fn ready(mut self) -> Node {
         let mut line = String::new();
         let wait = async {
             loop {
@@ -183,37 +183,37 @@ impl Launched {
 }
 
 /// A running node.
-pub struct Node {
-    pub name: String,
-    pub address: String,
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) address: String,
     /// Its HTTP address, `-` without one.
-    pub http: String,
-    pub model: String,
-    pub pid: u32,
-    pub child: Child,
+    pub(crate) http: String,
+    pub(crate) model: String,
+    pub(crate) pid: u32,
+    pub(crate) child: Child,
     log: PathBuf,
     // Kept open: a closed pipe would end a process that prints.
     _stdout: BufReader<ChildStdout>,
 }
 
 impl Node {
-    pub fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.http)
     }
 
     /// Sends a signal by name: `STOP`, `CONT`, `TERM`.
-    pub async fn signal(&self, name: &str) {
+    pub(crate) async fn signal(&self, name: &str) {
         let sent = Command::new("kill").args([&format!("-{name}"), &self.pid.to_string()]).status().await;
         assert!(sent.is_ok_and(|status| status.success()), "kill -{name} {}", self.pid);
     }
 
     /// The end of its log.
-    pub fn tail(&self) -> String {
+    pub(crate) fn tail(&self) -> String {
         tail(&self.log)
     }
 
     /// Sum over all series of a metric whose line contains `filter`.
-    pub async fn metric(&self, name: &str, filter: &str) -> f64 {
+    pub(crate) async fn metric(&self, name: &str, filter: &str) -> f64 {
         let text = client().get(self.url("/metrics")).send().await.unwrap().text().await.unwrap();
         let series = text.lines().filter(|line| line.starts_with(name) && line.contains(filter));
         let named = series.filter(|line| matches!(line.as_bytes().get(name.len()), Some(b' ' | b'{')));
@@ -221,19 +221,19 @@ impl Node {
     }
 
     /// Resident memory in KiB.
-    pub fn resident_kib(&self) -> u64 {
+    pub(crate) fn resident_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
     /// One unary chat.
-    pub async fn chat(&self, body: &Value) -> (u16, Value) {
+    pub(crate) async fn chat(&self, body: &Value) -> (u16, Value) {
         post(&self.url("/v1/chat/completions"), body).await
     }
 
     /// One streamed chat, not read yet.
-    pub async fn stream(&self, body: &Value) -> Events {
+    pub(crate) async fn stream(&self, body: &Value) -> Events {
         let mut body = body.clone();
         body["stream"] = true.into();
         let response = client().post(self.url("/v1/chat/completions")).json(&body).send().await.unwrap();
@@ -249,12 +249,12 @@ fn tail(log: &Path) -> String {
 }
 
 /// A client that uses no proxy.
-pub fn client() -> reqwest::Client {
+pub(crate) fn client() -> reqwest::Client {
     reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(120)).build().unwrap()
 }
 
 /// Posts JSON; status and body.
-pub async fn post(url: &str, body: &Value) -> (u16, Value) {
+pub(crate) async fn post(url: &str, body: &Value) -> (u16, Value) {
     let response = client().post(url).json(body).send().await.expect("the gateway answers");
     let status = response.status().as_u16();
     let text = response.text().await.expect("a body");
@@ -262,7 +262,7 @@ pub async fn post(url: &str, body: &Value) -> (u16, Value) {
 }
 
 /// A greedy chat with one user message.
-pub fn ask(model: &str, text: &str, tokens: u32) -> Value {
+pub(crate) fn ask(model: &str, text: &str, tokens: u32) -> Value {
     serde_json::json!({
         "model": model,
         "messages": [{"role": "user", "content": text}],
@@ -272,34 +272,34 @@ pub fn ask(model: &str, text: &str, tokens: u32) -> Value {
 }
 
 /// A chat whose answer is exactly this long, whatever the model would say.
-pub fn ask_long(model: &str, text: &str, tokens: u32) -> Value {
+pub(crate) fn ask_long(model: &str, text: &str, tokens: u32) -> Value {
     let mut body = ask(model, text, tokens);
     body["ignore_eos"] = true.into();
     body
 }
 
 /// The events of a streamed answer.
-pub struct Events {
+pub(crate) struct Events {
     bytes: futures::stream::BoxStream<'static, reqwest::Result<bytes::Bytes>>,
     pending: Vec<u8>,
 }
 
 /// How a stream ended.
 #[derive(Debug, Default, Clone, PartialEq)]
-pub struct Told {
+pub(crate) struct Told {
     /// All text.
-    pub text: String,
+    pub(crate) text: String,
     /// `finish_reason` of the first choice.
-    pub finish: Option<String>,
+    pub(crate) finish: Option<String>,
     /// The error event.
-    pub error: Option<Value>,
+    pub(crate) error: Option<Value>,
     /// `[DONE]` was seen.
-    pub done: bool,
+    pub(crate) done: bool,
 }
 
 impl Events {
     /// The data of the next event; `None` at the end of the body, however it came.
-    pub async fn next(&mut self) -> Option<String> {
+    pub(crate) async fn next(&mut self) -> Option<String> {
         loop {
             if let Some(end) = self.pending.windows(2).position(|pair| pair == b"\n\n") {
                 let event: Vec<u8> = self.pending.drain(..end + 2).collect();
@@ -315,7 +315,7 @@ impl Events {
     }
 
     /// Reads up to the first text.
-    pub async fn first_text(&mut self) -> String {
+    pub(crate) async fn first_text(&mut self) -> String {
         while let Some(data) = self.next().await {
             let event: Value = serde_json::from_str(&data).unwrap_or_default();
             if let Some(text) = event["choices"][0]["delta"]["content"].as_str().filter(|text| !text.is_empty()) {
@@ -326,7 +326,7 @@ impl Events {
     }
 
     /// Reads to the end.
-    pub async fn rest(mut self) -> Told {
+    pub(crate) async fn rest(mut self) -> Told {
         let mut told = Told::default();
         while let Some(data) = self.next().await {
             if data == "[DONE]" {
@@ -347,7 +347,11 @@ impl Events {
 }
 
 /// Asks until the answer is yes; how long it took. Fails with `what` after `within`.
-pub async fn until<F: Future<Output = bool>>(what: &str, within: Duration, mut state: impl FnMut() -> F) -> Duration {
+pub(crate) async fn until<F: Future<Output = bool>>(
+    what: &str,
+    within: Duration,
+    mut state: impl FnMut() -> F,
+) -> Duration {
     let begun = Instant::now();
     loop {
         if state().await {

@@ -3,6 +3,7 @@
 //! Each test makes its own cluster in a temporary folder on free ports, and waits for states with a deadline, never
 //! for a time. `STARLING_TEST_BINARY` names the program to start (default: the one cargo built beside the tests),
 //! `STARLING_TEST_MODEL` the model (default: the one `make model` brings).
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails right there")]
 
 mod bad_input;
 mod cli;

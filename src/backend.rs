@@ -1,0 +1,86 @@
+//! The cluster as the gateway sees it, made from the cast's client; and the little that a node without a gateway shows.
+//!
+//! Called by the HTTP server. Translates words, decides nothing.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use futures::{FutureExt, StreamExt, future::BoxFuture};
+use starling_actors::{
+    client::{self, ClusterClient},
+    engine::{ModelCard, TokenizerBundle},
+    generate::{GenerateError, ServedModel},
+};
+use starling_gateway::{Backend, Call, Generation, Readiness};
+
+/// All of the cluster, for the gateway role.
+#[derive(Debug)]
+pub(crate) struct ClusterBackend(pub(crate) ClusterClient);
+
+impl Backend for ClusterBackend {
+    fn models(&self) -> Vec<ServedModel> {
+        self.0.models()
+    }
+
+    fn bundle(&self, card: &ModelCard) -> BoxFuture<'static, Result<Arc<TokenizerBundle>, GenerateError>> {
+        let (client, card) = (self.0.clone(), card.clone());
+        async move { client.bundle(&card).await }.boxed()
+    }
+
+    fn generate(&self, call: Call) -> BoxFuture<'static, Result<Generation, GenerateError>> {
+        let client = self.0.clone();
+        let call = client::Call {
+            request: call.request,
+            spec: call.spec,
+            time_left: call.deadline,
+            trace_parent: call.trace_parent,
+            // One tenant and one class until admission knows more of them.
+            tenant: String::new(),
+            priority: 0,
+        };
+        async move { client.generate(call).await.map(StreamExt::boxed) }.boxed()
+    }
+
+    fn readiness(&self) -> Readiness {
+        if self.0.is_ready() {
+            return Readiness::Ready;
+        }
+        Readiness::NotReady("no worker serves a model yet".to_owned())
+    }
+}
+
+/// A node without the gateway role: health and metrics, no models.
+#[derive(Debug)]
+pub(crate) struct NodeBackend {
+    /// Set once the node serves.
+    pub(crate) ready: Arc<AtomicBool>,
+}
+
+impl NodeBackend {
+    fn no_gateway() -> GenerateError {
+        GenerateError::Unavailable("this node has no gateway".to_owned())
+    }
+}
+
+impl Backend for NodeBackend {
+    fn models(&self) -> Vec<ServedModel> {
+        Vec::new()
+    }
+
+    fn bundle(&self, _card: &ModelCard) -> BoxFuture<'static, Result<Arc<TokenizerBundle>, GenerateError>> {
+        std::future::ready(Err(Self::no_gateway())).boxed()
+    }
+
+    fn generate(&self, _call: Call) -> BoxFuture<'static, Result<Generation, GenerateError>> {
+        std::future::ready(Err(Self::no_gateway())).boxed()
+    }
+
+    fn readiness(&self) -> Readiness {
+        if self.ready.load(Ordering::Acquire) {
+            return Readiness::Ready;
+        }
+        Readiness::NotReady("the node is starting".to_owned())
+    }
+}

@@ -1,0 +1,66 @@
+//! `starling up`: a whole node in one process.
+
+use clap::Args;
+
+use super::{Failure, flags::NodeFlags};
+use crate::{
+    config::Config,
+    node::{End, Node},
+    shutdown::Ending,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  starling up
+  starling up --http 0.0.0.0:8000 --bind 10.0.0.5:7400
+      clients and other machines can reach it
+  starling up --model ~/models/Llama-3.2-1B.gguf --workers 1 --kv-mib 2048
+  starling up --engine simulated --http 127.0.0.1:0
+      no model is needed; any free port
+
+When it serves it prints one line to standard output for scripts:
+  ready name=NAME node=HOST:PORT http=HOST:PORT model=MODEL workers=N
+
+Ctrl-C or SIGTERM once: no new requests are taken, those in flight finish
+(at most --drain-secs), then the node leaves the cluster. Twice: at once.
+
+Exit codes: 0 ended in order, 1 failed, 2 wrong command line or configuration.";
+
+/// Start a node that does everything: gateway, router and workers.
+///
+/// The first node of a cluster. It makes the cluster key on its first start (`cluster.key` in the data folder, mode
+/// 0600), loads the model, and serves the OpenAI API on 127.0.0.1:8000. Other nodes join it with `starling join`.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Up {
+    #[command(flatten)]
+    flags: NodeFlags<false>,
+}
+
+impl Up {
+    pub(super) async fn run(self) -> Result<(), Failure> {
+        let config = Config::load(false, self.flags.file, &self.flags.values)?;
+        serve(config).await
+    }
+}
+
+/// Runs a node from start to end; the same for `up` and `join`.
+pub(super) async fn serve(config: Config) -> Result<(), Failure> {
+    crate::logging::start(config.log, &config.log_level).map_err(Failure::failed)?;
+    let mut ending = Ending::listen().map_err(Failure::failed)?;
+    let banner = !config.join;
+    let node = tokio::select! {
+        node = Box::pin(Node::start(config)) => node.map_err(Failure::failed)?,
+        () = ending.signal() => return Err(Failure::failed("ended by a signal before it was ready")),
+    };
+    let facts = node.facts();
+    if banner {
+        println!("{}", facts.banner());
+    }
+    println!("{}", facts.ready_line());
+    match Box::pin(node.run_until(ending)).await {
+        End::InOrder => Ok(()),
+        End::AtOnce => Err(Failure::failed("ended at once by a second signal")),
+        End::Broken => Err(Failure::failed("the node could not go on; the log says why")),
+    }
+}

@@ -1,0 +1,306 @@
+//! One configuration: defaults under a TOML file under environment variables under flags.
+//!
+//! [`settings`] is the table of all settings, [`layers`] puts the sources on top of each other, [`Config`] is the typed
+//! and checked result. Called by the command line. The only place that reads environment variables.
+//! Never: opens a socket or makes a folder; what depends on the machine's state is decided by [`crate::home`].
+
+mod layers;
+mod parse;
+pub mod settings;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use starling_engine::{EngineKind, KernelChoice};
+use starling_ids::{ModelId, NodeId};
+use thiserror::Error;
+
+pub use layers::{Layered, Source, Value};
+
+/// File name of the model that `make model` brings.
+pub const DEFAULT_MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// Why a configuration was refused. Each names the setting and says what would be right.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be used.
+    #[error("{path}: {reason}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// One value is wrong by itself.
+    #[error("{name} = {text:?} ({origin}): must be {rule}")]
+    Value {
+        /// The setting.
+        name: &'static str,
+        /// The value, cut to 120 characters.
+        text: String,
+        /// Where it was said.
+        origin: String,
+        /// What would be right.
+        rule: &'static str,
+    },
+    /// Two values that cannot work together, or one that is missing.
+    #[error("{0}")]
+    Together(String),
+}
+
+/// Which parts a node runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Roles {
+    /// Engines.
+    pub worker: bool,
+    /// Router shard and index.
+    pub router: bool,
+    /// The OpenAI API.
+    pub gateway: bool,
+}
+
+impl Roles {
+    /// The names, sorted.
+    #[must_use]
+    pub fn names(self) -> Vec<String> {
+        let all = [(self.gateway, "gateway"), (self.router, "router"), (self.worker, "worker")];
+        all.into_iter().filter(|(on, _)| *on).map(|(_, name)| name.to_owned()).collect()
+    }
+}
+
+/// Form of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The effective configuration of one node, checked by [`Config::validate`].
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Started by `starling join` rather than `starling up`.
+    pub join: bool,
+    /// The node's name; `None` lets the data folder decide.
+    pub name: Option<NodeId>,
+    /// What runs.
+    pub roles: Roles,
+    /// Cluster address, UDP and TCP; port 0 takes a free one. `None` is this machine's address towards the first seed.
+    pub bind: Option<SocketAddr>,
+    /// What others dial; `None` is the bind address. Port 0 means the bound port.
+    pub advertise: Option<SocketAddr>,
+    /// HTTP server: the API with the gateway role, health and metrics with any. Port 0 takes a free one.
+    pub http: Option<SocketAddr>,
+    /// A GGUF file or a folder; set whenever an embedded worker runs.
+    pub model: Option<PathBuf>,
+    /// Name that clients use; `None` derives it from the model.
+    pub served_name: Option<ModelId>,
+    /// What computes.
+    pub engine: EngineKind,
+    /// Inner loops of the embedded engine.
+    pub kernel: KernelChoice,
+    /// Workers in this process, 1 to 64; 0 without the worker role.
+    pub workers: u16,
+    /// Compute threads of the process, 0 to 1024; 0 is one per core.
+    pub threads: usize,
+    /// KV memory of each worker in bytes.
+    pub kv_bytes: usize,
+    /// Sequences decoded together by one worker, 1 to 1024.
+    pub sequences_max: u32,
+    /// Sequences waiting at one worker, 1 to 65,536.
+    pub waiting_max: u32,
+    /// Tokens computed in one step, 16 to 65,536.
+    pub batch_tokens_max: u32,
+    /// How long requests in flight may take to finish at the end, up to a day.
+    pub drain: Duration,
+    /// Data folder; `None` lets [`crate::home`] choose one.
+    pub data_dir: Option<PathBuf>,
+    /// Key file; `None` is `cluster.key` of the data folder of `starling up`.
+    pub key_file: Option<PathBuf>,
+    /// Members to join by, `host:port`.
+    pub seeds: Vec<String>,
+    /// Form of the log.
+    pub log: LogFormat,
+    /// Filter of the log.
+    pub log_level: String,
+}
+
+impl Config {
+    /// Reads file and environment, puts the flags on top, types and checks the result.
+    ///
+    /// `flags` are (setting, text); `file` is the value of `--config`, before `STARLING_CONFIG`.
+    pub fn load(join: bool, file: Option<PathBuf>, flags: &[(&'static str, String)]) -> Result<Self, ConfigError> {
+        Self::from_layers(join, &Self::layers(join, file, flags)?)?.validate()
+    }
+
+    /// The layered values as text, each with its source; what `starling config` prints.
+    pub fn layers(join: bool, file: Option<PathBuf>, flags: &[(&'static str, String)]) -> Result<Layered, ConfigError> {
+        let path = file.or_else(|| variable("STARLING_CONFIG").filter(|p| !p.is_empty()).map(PathBuf::from));
+        let file = path
+            .map(|path| match std::fs::read_to_string(&path) {
+                Ok(text) => Ok((path, text)),
+                Err(e) => Err(ConfigError::File { path, reason: format!("cannot be read: {e}") }),
+            })
+            .transpose()?;
+        layers::layer(join, file, &variable, flags)
+    }
+
+    /// Types the layered values. Pure apart from the place of the default model.
+    pub fn from_layers(join: bool, layered: &Layered) -> Result<Self, ConfigError> {
+        let read = parse::Reader(layered);
+        let roles = read.roles()?;
+        let engine = read.engine()?;
+        let embedded = roles.worker && engine == EngineKind::Embedded;
+        let gateway_http = roles.gateway.then(|| SocketAddr::from(([127, 0, 0, 1], 0)));
+        let kv_mib = read.number("kv-mib", 8..=1_048_576)?;
+        let workers = read.number("workers", 1..=64)?;
+        Ok(Self {
+            join,
+            name: read.parsed("name")?,
+            roles,
+            bind: read.parsed("bind")?,
+            advertise: read.advertise()?,
+            http: read.http()?.unwrap_or(gateway_http),
+            model: read.path("model")?.or_else(|| embedded.then(default_model).flatten()),
+            served_name: read.parsed("served-name")?,
+            engine,
+            kernel: read.kernel()?,
+            workers: if roles.worker { narrow(workers) } else { 0 },
+            threads: narrow(read.number("threads", 0..=1024)?),
+            kv_bytes: narrow::<usize>(kv_mib).saturating_mul(1 << 20),
+            sequences_max: narrow(read.number("sequences-max", 1..=1024)?),
+            waiting_max: narrow(read.number("waiting-max", 1..=65_536)?),
+            batch_tokens_max: narrow(read.number("batch-tokens-max", 16..=65_536)?),
+            drain: Duration::from_secs(read.number("drain-secs", 0..=86_400)?),
+            data_dir: read.path("data-dir")?,
+            key_file: read.path("key-file")?,
+            seeds: read.seeds()?,
+            log: read.log()?,
+            log_level: read.log_level()?,
+        })
+    }
+
+    /// Checks what single values cannot show, and hands the configuration back.
+    pub fn validate(self) -> Result<Self, ConfigError> {
+        let wrong = |text: &str| Err(ConfigError::Together(text.to_owned()));
+        if self.join && self.seeds.is_empty() {
+            return wrong("no seed: `starling join HOST:PORT` needs the address of at least one member");
+        }
+        if self.roles.gateway && self.http.is_none() {
+            return wrong("role gateway needs an address: give --http ADDR, or leave the role out");
+        }
+        if self.batch_tokens_max < self.sequences_max {
+            return wrong("batch-tokens-max is below sequences-max: one step must hold one token of every sequence");
+        }
+        if let (Some(bind), Some(advertise)) = (self.bind, self.advertise)
+            && bind.is_ipv4() != advertise.is_ipv4()
+        {
+            return wrong("bind and advertise are of different families: both IPv4 or both IPv6");
+        }
+        if self.roles.worker && self.engine == EngineKind::Embedded {
+            self.check_model()?;
+        }
+        Ok(self)
+    }
+
+    fn check_model(&self) -> Result<(), ConfigError> {
+        let Some(path) = &self.model else {
+            return Err(ConfigError::Together(
+                "no model: neither HOME nor XDG_CACHE_HOME is set, so give --model PATH".to_owned(),
+            ));
+        };
+        if path.exists() {
+            return Ok(());
+        }
+        let path = path.display();
+        Err(ConfigError::Together(format!(
+            "model: {path} does not exist; `make model` in the source folder brings it, or give --model PATH"
+        )))
+    }
+}
+
+/// A number whose range was checked before.
+fn narrow<T: TryFrom<u64> + Default>(number: u64) -> T {
+    T::try_from(number).unwrap_or_default()
+}
+
+/// An environment variable as text; one that is not UTF-8 counts as not set.
+#[expect(clippy::disallowed_methods, reason = "this is the one place where the environment is read")]
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// `$XDG_DATA_HOME/starling`, else `~/.local/share/starling`.
+pub(crate) fn data_home() -> Option<PathBuf> {
+    Some(base("XDG_DATA_HOME", ".local/share")?.join("starling"))
+}
+
+fn default_model() -> Option<PathBuf> {
+    Some(base("XDG_CACHE_HOME", ".cache")?.join("starling/models").join(DEFAULT_MODEL))
+}
+
+/// A base folder by the XDG rule: the variable when it is an absolute path, else below the home folder.
+fn base(name: &str, below_home: &str) -> Option<PathBuf> {
+    let given = variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    given.or_else(|| variable("HOME").filter(|home| !home.is_empty()).map(|home| PathBuf::from(home).join(below_home)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(join: bool, flags: &[(&'static str, &str)]) -> Result<Config, ConfigError> {
+        let flags: Vec<_> = flags.iter().map(|(name, text)| (*name, (*text).to_owned())).collect();
+        let layered = layers::layer(join, None, &|_| None, &flags)?;
+        Config::from_layers(join, &layered)?.validate()
+    }
+
+    #[test]
+    fn defaults_of_up_are_a_whole_node_on_loopback() {
+        let config = typed(false, &[("engine", "simulated")]).unwrap();
+        assert_eq!(config.roles.names(), ["gateway", "router", "worker"]);
+        assert_eq!(config.bind, Some("127.0.0.1:7400".parse().unwrap()));
+        assert_eq!(config.http, Some("127.0.0.1:8000".parse().unwrap()));
+        assert_eq!(config.workers, 2);
+    }
+
+    #[test]
+    fn defaults_of_join_leave_ports_free_and_run_one_worker() {
+        let config = typed(true, &[("engine", "simulated"), ("seeds", "127.0.0.1:7400")]).unwrap();
+        assert_eq!((config.bind, config.http, config.workers), (None, None, 1));
+        let config = typed(true, &[("role", "router,gateway"), ("seeds", "a:1,b:2")]).unwrap();
+        assert_eq!(config.http.map(|a| a.port()), Some(0));
+        assert_eq!(config.workers, 0);
+        assert_eq!(config.seeds, ["a:1", "b:2"]);
+    }
+
+    #[test]
+    fn wrong_values_name_the_setting_the_source_and_the_rule() {
+        for (name, text) in [
+            ("workers", "0"),
+            ("workers", "many"),
+            ("bind", "localhost"),
+            ("advertise", "0.0.0.0:7400"),
+            ("engine", "vllm"),
+            ("role", "boss"),
+            ("log", "xml"),
+            ("log-level", "loud"),
+            ("kv-mib", "7"),
+            ("name", "Not A Name"),
+            ("seeds", "host-without-port"),
+        ] {
+            let error =
+                typed(true, &[("seeds", "a:1"), ("engine", "simulated"), (name, text)]).unwrap_err().to_string();
+            assert!(error.starts_with(name) && error.contains("flag") && error.contains("must be"), "{error}");
+        }
+    }
+
+    #[test]
+    fn combinations_that_cannot_work_are_refused() {
+        let error = |join, flags: &[(&'static str, &str)]| typed(join, flags).unwrap_err().to_string();
+        assert!(error(true, &[("engine", "simulated")]).contains("seed"));
+        assert!(error(false, &[("engine", "simulated"), ("http", "none")]).contains("--http"));
+        assert!(error(false, &[("model", "/nowhere/x.gguf")]).contains("make model"));
+        assert!(error(false, &[("engine", "simulated"), ("advertise", "[::1]:7400")]).contains("famil"));
+    }
+}

@@ -1,0 +1,128 @@
+//! Turns the text of a setting into its type, or says which setting, from where, and what would be right.
+//!
+//! Called by [`super::Config::from_layers`]. Pure.
+
+use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, str::FromStr};
+
+use super::{
+    ConfigError, LogFormat, Roles,
+    layers::{Layered, Value},
+    settings::setting,
+};
+use starling_engine::{EngineKind, KernelChoice};
+
+/// Reads typed values out of the layers.
+pub(super) struct Reader<'a>(pub(super) &'a Layered);
+
+impl Reader<'_> {
+    fn value(&self, name: &str) -> Option<&Value> {
+        self.0.get(name)
+    }
+
+    fn wrong(&self, name: &'static str) -> ConfigError {
+        let (text, origin) = self
+            .value(name)
+            .map_or_else(|| (String::new(), "default".to_owned()), |v| (v.text.clone(), v.source.to_string()));
+        let rule = setting(name).map_or("", |known| known.rule);
+        ConfigError::Value { name, text: text.chars().take(120).collect(), origin, rule }
+    }
+
+    /// A value that parses by its own rules; `None` when it is derived at start.
+    pub(super) fn parsed<T: FromStr>(&self, name: &'static str) -> Result<Option<T>, ConfigError> {
+        self.value(name).map(|v| v.text.trim().parse().map_err(|_| self.wrong(name))).transpose()
+    }
+
+    /// A whole number in a range. The table gives each of them a default.
+    pub(super) fn number(&self, name: &'static str, range: RangeInclusive<u64>) -> Result<u64, ConfigError> {
+        self.parsed(name)?.filter(|n| range.contains(n)).ok_or_else(|| self.wrong(name))
+    }
+
+    /// A path, not empty.
+    pub(super) fn path(&self, name: &'static str) -> Result<Option<PathBuf>, ConfigError> {
+        match self.value(name) {
+            Some(v) if v.text.is_empty() => Err(self.wrong(name)),
+            found => Ok(found.map(|v| PathBuf::from(&v.text))),
+        }
+    }
+
+    /// `none`, or an address; the outer `None` when nobody said anything.
+    pub(super) fn http(&self) -> Result<Option<Option<SocketAddr>>, ConfigError> {
+        match self.value("http") {
+            Some(v) if v.text.trim() == "none" => Ok(Some(None)),
+            _ => Ok(self.parsed("http")?.map(Some)),
+        }
+    }
+
+    /// An address that others can reach; the port may be 0.
+    pub(super) fn advertise(&self) -> Result<Option<SocketAddr>, ConfigError> {
+        let address: Option<SocketAddr> = self.parsed("advertise")?;
+        if address.is_some_and(|a| a.ip().is_unspecified()) { Err(self.wrong("advertise")) } else { Ok(address) }
+    }
+
+    /// `host:port`, several of them.
+    pub(super) fn seeds(&self) -> Result<Vec<String>, ConfigError> {
+        let text = self.value("seeds").map_or("", |v| v.text.as_str());
+        let seeds: Vec<String> = text.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::to_owned).collect();
+        let right = |seed: &String| {
+            seed.rsplit_once(':')
+                .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0))
+        };
+        if seeds.iter().all(right) { Ok(seeds) } else { Err(self.wrong("seeds")) }
+    }
+
+    /// Which roles.
+    pub(super) fn roles(&self) -> Result<Roles, ConfigError> {
+        let text = self.value("role").map_or("", |v| v.text.as_str());
+        let mut roles = Roles::default();
+        for word in text.split(',').map(str::trim) {
+            match word {
+                "worker" => roles.worker = true,
+                "router" => roles.router = true,
+                "gateway" => roles.gateway = true,
+                "all" => roles = Roles { worker: true, router: true, gateway: true },
+                _ => return Err(self.wrong("role")),
+            }
+        }
+        Ok(roles)
+    }
+
+    /// Which engine.
+    pub(super) fn engine(&self) -> Result<EngineKind, ConfigError> {
+        match self.value("engine").map(|v| v.text.trim()) {
+            Some("embedded") => Ok(EngineKind::Embedded),
+            Some("simulated") => Ok(EngineKind::Simulated),
+            _ => Err(self.wrong("engine")),
+        }
+    }
+
+    /// Which inner loops.
+    pub(super) fn kernel(&self) -> Result<KernelChoice, ConfigError> {
+        match self.value("kernel").map(|v| v.text.trim()) {
+            Some("auto") => Ok(KernelChoice::Auto),
+            Some("avx512") => Ok(KernelChoice::Avx512),
+            Some("avx2") => Ok(KernelChoice::Avx2),
+            Some("portable") => Ok(KernelChoice::Portable),
+            _ => Err(self.wrong("kernel")),
+        }
+    }
+
+    /// Which form of log.
+    pub(super) fn log(&self) -> Result<LogFormat, ConfigError> {
+        match self.value("log").map(|v| v.text.trim()) {
+            Some("human") => Ok(LogFormat::Human),
+            Some("json") => Ok(LogFormat::Json),
+            _ => Err(self.wrong("log")),
+        }
+    }
+
+    /// A filter that the log understands.
+    pub(super) fn log_level(&self) -> Result<String, ConfigError> {
+        let text = self.value("log-level").map_or("info", |v| v.text.trim());
+        let bare = !text.contains(['=', ',']);
+        let level = matches!(text, "error" | "warn" | "info" | "debug" | "trace" | "off");
+        if bare != level || text.parse::<tracing_subscriber::filter::EnvFilter>().is_err() {
+            return Err(self.wrong("log-level"));
+        }
+        Ok(text.to_owned())
+    }
+}

@@ -1,0 +1,168 @@
+//! The one table of settings: each row is a flag, an environment variable and a key of the configuration file.
+//!
+//! Called by the command line (flags and help) and by [`super::layers`] (files and variables).
+//! Never: reads anything. Adding a row here and a field in [`super::Config`] is all a new setting takes.
+
+/// One setting. Its flag is `--name`, its file key `name`, its variable `STARLING_NAME` (`-` becomes `_`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Setting {
+    /// Lower-case words joined by `-`.
+    pub name: &'static str,
+    /// How its value is written in help: `ADDR`, `N`.
+    pub value: &'static str,
+    /// Default of `starling up`. Text in angle brackets says how it is derived at start.
+    pub up: &'static str,
+    /// Default of `starling join`.
+    pub join: &'static str,
+    /// The first line of its help: what it is, its unit.
+    pub help: &'static str,
+    /// What a value must be; also the text of the error about a wrong one.
+    pub rule: &'static str,
+}
+
+impl Setting {
+    /// The environment variable.
+    #[must_use]
+    pub fn variable(&self) -> String {
+        format!("STARLING_{}", self.name.to_uppercase().replace('-', "_"))
+    }
+
+    /// The default of a verb, or `None` when it is derived at start.
+    #[must_use]
+    pub fn default_value(&self, join: bool) -> Option<&'static str> {
+        let text = if join { self.join } else { self.up };
+        (!text.starts_with('<')).then_some(text)
+    }
+}
+
+macro_rules! settings {
+    ($($name:literal $value:literal up $up:literal join $join:literal $help:literal $rule:literal)*) => {
+        /// Every setting, in the order of the help.
+        pub const SETTINGS: &[Setting] = &[
+            $(Setting { name: $name, value: $value, up: $up, join: $join, help: $help, rule: $rule }),*
+        ];
+    };
+}
+
+settings! {
+    "name" "NAME" up "<the host name>" join "<the host name and four letters, kept in the data folder>"
+        "Stable name of this node in the cluster"
+        "1 to 48 of a-z 0-9 . _ - starting with a letter or digit"
+    "role" "ROLE" up "all" join "worker"
+        "What this node does: worker, router, gateway or all; several joined by commas or by repeating the flag"
+        "one or more of worker, router, gateway, all"
+    "bind" "ADDR" up "127.0.0.1:7400" join "<the address this machine has towards the first seed, any free port>"
+        "Address for the cluster: gossip (UDP) and links (TCP) on the same port; port 0 takes a free one"
+        "an address with a port, for example 10.0.0.5:7400"
+    "advertise" "ADDR" up "<the bind address>" join "<the bind address>"
+        "Address that other nodes use to reach this one, when it is not the bind address; port 0 means the bound port"
+        "an address with a port that is not 0.0.0.0 or [::]"
+    "http" "ADDR" up "127.0.0.1:8000" join "<127.0.0.1 and any free port with the role gateway, else none>"
+        "Address of the HTTP server: the OpenAI API with the role gateway; /health, /live and /metrics with any role"
+        "an address with a port, for example 0.0.0.0:8000, or none"
+    "model" "PATH" up "<SmolLM2-135M-Instruct in the cache folder>" join "<SmolLM2-135M-Instruct in the cache folder>"
+        "Model of the embedded engine: a GGUF file or a Hugging Face folder with safetensors, Llama architecture"
+        "a path to a .gguf file or to a folder"
+    "served-name" "NAME" up "<from the model file>" join "<from the model file>"
+        "Name that clients put in the field `model`"
+        "1 to 256 bytes, no control characters, no space at either end"
+    "engine" "KIND" up "embedded" join "embedded"
+        "embedded computes the model on this machine's processor; simulated keeps its timing and makes up the text"
+        "embedded or simulated"
+    "workers" "N" up "2" join "1"
+        "Workers in this process; they share the weights, each has its own KV memory"
+        "a whole number from 1 to 64"
+    "threads" "N" up "0" join "0"
+        "Threads that compute, shared by all workers of the process; 0 takes one per core"
+        "a whole number from 0 to 1024"
+    "kv-mib" "MIB" up "256" join "256"
+        "KV memory of each worker in MiB"
+        "a whole number from 8 to 1048576"
+    "kernel" "KIND" up "auto" join "auto"
+        "Inner loops of the embedded engine; all give the same bits, auto takes the fastest this processor has"
+        "auto, avx512, avx2 or portable"
+    "sequences-max" "N" up "16" join "16"
+        "Sequences that one worker decodes together"
+        "a whole number from 1 to 1024"
+    "waiting-max" "N" up "256" join "256"
+        "Sequences that may wait at one worker; one more is refused with 503 and Retry-After"
+        "a whole number from 1 to 65536"
+    "batch-tokens-max" "N" up "512" join "512"
+        "Tokens that one engine step computes, prompts and answers together"
+        "a whole number from 16 to 65536"
+    "drain-secs" "SECS" up "30" join "30"
+        "Seconds that requests in flight get to finish after Ctrl-C or SIGTERM"
+        "a whole number from 0 to 86400"
+    "data-dir" "DIR" up "<XDG_DATA_HOME/starling>" join "<XDG_DATA_HOME/starling/nodes/NAME>"
+        "Folder for what outlives the process: the boot counter, the key, and node.json while it runs"
+        "a path to a folder that can be written"
+    "key-file" "FILE" up "<cluster.key in the data folder, made on first start>" join "<the key of `starling up` on this machine>"
+        "File with the cluster key, mode 0600; every node of a cluster has the same one"
+        "a path to a key file"
+    "seeds" "HOST:PORT" up "<none>" join "<the arguments of `starling join`>"
+        "Members to join by, joined by commas; DNS names are looked up again at every try"
+        "host:port, several joined by commas"
+    "log" "FORMAT" up "human" join "human"
+        "Form of the log on standard error"
+        "human or json"
+    "log-level" "LEVEL" up "info" join "info"
+        "How much is logged: error, warn, info, debug or trace, or a filter such as info,starling_cluster=debug"
+        "a level or a comma-separated filter"
+}
+
+/// The setting of a name.
+#[must_use]
+pub fn setting(name: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.name == name)
+}
+
+/// The setting whose name looks most like `text`, when one is close enough to be meant.
+#[must_use]
+pub fn suggest(text: &str) -> Option<&'static str> {
+    let plain = text.to_lowercase().replace('_', "-");
+    let near = SETTINGS.iter().map(|setting| (edit_distance(&plain, setting.name), setting.name)).min()?;
+    (near.0 <= 1 + plain.len() / 4).then_some(near.1)
+}
+
+/// Insertions, deletions and substitutions between two words.
+fn edit_distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in to.iter().enumerate() {
+            let substituted = diagonal + usize::from(a != *b);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_has_a_name_a_rule_and_its_own_row() {
+        let mut names: Vec<_> = SETTINGS.iter().map(|s| s.name).collect();
+        assert!(SETTINGS.iter().all(|s| !s.help.is_empty() && !s.rule.is_empty()));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), SETTINGS.len());
+    }
+
+    #[test]
+    fn a_typing_slip_is_recognised_and_nonsense_is_not() {
+        assert_eq!(suggest("worker"), Some("workers"));
+        assert_eq!(suggest("kv_mib"), Some("kv-mib"));
+        assert_eq!(suggest("sevred-name"), Some("served-name"));
+        assert_eq!(suggest("temperature"), None);
+    }
+
+    #[test]
+    fn variables_follow_the_name() {
+        assert_eq!(setting("key-file").map(Setting::variable), Some("STARLING_KEY_FILE".to_owned()));
+    }
+}

@@ -1,0 +1,25 @@
+//! The operations that every node answers for the command line, and the question itself.
+//!
+//! [`rows`] are the words, [`serve`] the answers of a running node, [`ask`] the client without membership.
+
+mod ask;
+mod rows;
+mod serve;
+
+pub use ask::{AskError, ask};
+pub use rows::{ActorRow, ClusterActors, InstanceRow, Missing, NodeRow};
+pub use serve::serve;
+
+/// Names of the operations.
+pub mod op {
+    /// Every member: answers `Vec<NodeRow>`.
+    pub const NODES: &str = "node/nodes";
+    /// Every instance: answers `Vec<InstanceRow>`.
+    pub const INSTANCES: &str = "node/instances";
+    /// Every actor of every member: answers `ClusterActors`.
+    pub const ACTORS: &str = "node/actors";
+    /// The actors of the asked node alone: answers `Vec<ActorRow>`.
+    pub const ACTORS_LOCAL: &str = "node/actors-local";
+    /// A path: makes that actor panic; answers whether there is one.
+    pub const PANIC: &str = "node/panic";
+}

@@ -1,0 +1,243 @@
+//! The rows of `starling nodes`, `instances` and `actors`, made from what a node knows. Pure.
+//!
+//! They cross nodes as MessagePack and are printed as tables or JSON; fields are only ever appended.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use starling_cluster::{
+    discovery::{InstanceKind, Lifecycle, NodeState, Snapshot},
+    supervise,
+};
+use starling_ids::NodeId;
+
+/// One member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRow {
+    /// Its name.
+    pub name: String,
+    /// `alive`, `suspect` or `unreachable`, as the asked node sees it.
+    pub state: String,
+    /// Its boot counter.
+    pub incarnation: u64,
+    /// Its cluster address.
+    pub address: String,
+    /// Its HTTP address.
+    pub http: Option<String>,
+    /// `gateway`, `router`, `worker`.
+    pub roles: Vec<String>,
+    /// What it offers, counted.
+    pub instances: usize,
+    /// Program and version.
+    pub software: String,
+}
+
+/// One thing that a member offers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceRow {
+    /// `namespace/component/endpoint`.
+    pub endpoint: String,
+    /// Its node.
+    pub node: String,
+    /// The node's boot counter.
+    pub incarnation: u64,
+    /// `worker`, `router`, `gateway` or `service`.
+    pub kind: String,
+    /// `joining`, `warming`, `serving`, `draining`, `drained` or `gone`.
+    pub lifecycle: String,
+    /// State of its node: `alive`, `suspect` or `unreachable`.
+    pub node_state: String,
+    /// The model it serves.
+    pub model: Option<String>,
+    /// Free labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// One actor of one member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ActorRow {
+    /// Its node.
+    pub node: String,
+    /// Path in the node's tree.
+    pub path: String,
+    /// What it is: `worker`, `link`, `supervisor`.
+    pub kind: String,
+    /// `starting`, `running`, `restarting`, `stopping` or `stopped`.
+    pub state: String,
+    /// Restarts since the node started.
+    pub restarts: u64,
+    /// Messages waiting.
+    pub mailbox_depth: u64,
+    /// Seconds since its last start.
+    pub uptime_secs: u64,
+}
+
+/// A member that did not answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// Who.
+    pub node: String,
+    /// What was seen instead.
+    pub reason: String,
+}
+
+/// The actors of all members that answered, and who did not.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterActors {
+    /// Sorted by node and path.
+    pub actors: Vec<ActorRow>,
+    /// Sorted by node.
+    pub missing: Vec<Missing>,
+}
+
+/// Every member, sorted by name.
+#[must_use]
+pub(super) fn node_rows(snapshot: &Snapshot) -> Vec<NodeRow> {
+    let row = |view: &starling_cluster::discovery::NodeView| NodeRow {
+        name: view.record.node.to_string(),
+        state: state(view.state).to_owned(),
+        incarnation: view.record.incarnation.0,
+        address: view.record.address.to_string(),
+        http: view.record.http.map(|http| http.to_string()),
+        roles: view.record.roles.clone(),
+        instances: view.record.instances.len(),
+        software: view.record.software.clone(),
+    };
+    snapshot.nodes.iter().map(row).collect()
+}
+
+/// Every instance, sorted by endpoint and node.
+#[must_use]
+pub(super) fn instance_rows(snapshot: &Snapshot) -> Vec<InstanceRow> {
+    let views = snapshot.nodes.iter();
+    let pairs = views.flat_map(|view| view.record.instances.iter().map(move |instance| (view, instance)));
+    let mut rows: Vec<InstanceRow> = pairs
+        .map(|(view, instance)| InstanceRow {
+            endpoint: instance.endpoint.to_string(),
+            node: view.record.node.to_string(),
+            incarnation: view.record.incarnation.0,
+            kind: kind(instance.kind).to_owned(),
+            lifecycle: lifecycle(instance.lifecycle).to_owned(),
+            node_state: state(view.state).to_owned(),
+            model: instance.model.as_ref().map(ToString::to_string),
+            labels: instance.labels.clone(),
+        })
+        .collect();
+    rows.sort_by(|a, b| (&a.endpoint, &a.node).cmp(&(&b.endpoint, &b.node)));
+    rows
+}
+
+/// The actors of one node.
+#[must_use]
+pub(super) fn actor_rows(node: &NodeId, book: &[supervise::ActorRow]) -> Vec<ActorRow> {
+    let row = |actor: &supervise::ActorRow| ActorRow {
+        node: node.to_string(),
+        path: actor.path.clone(),
+        kind: actor.kind.clone(),
+        state: actor.state.label().to_owned(),
+        restarts: actor.restarts,
+        mailbox_depth: actor.mailbox_depth,
+        uptime_secs: actor.uptime.as_secs(),
+    };
+    book.iter().map(row).collect()
+}
+
+fn state(state: NodeState) -> &'static str {
+    match state {
+        NodeState::Alive => "alive",
+        NodeState::Suspect => "suspect",
+        NodeState::Unreachable => "unreachable",
+    }
+}
+
+fn kind(kind: InstanceKind) -> &'static str {
+    match kind {
+        InstanceKind::Worker => "worker",
+        InstanceKind::Router => "router",
+        InstanceKind::Gateway => "gateway",
+        InstanceKind::Service => "service",
+    }
+}
+
+fn lifecycle(lifecycle: Lifecycle) -> &'static str {
+    match lifecycle {
+        Lifecycle::Joining => "joining",
+        Lifecycle::Warming => "warming",
+        Lifecycle::Serving => "serving",
+        Lifecycle::Draining => "draining",
+        Lifecycle::Drained => "drained",
+        Lifecycle::Gone => "gone",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use starling_cluster::discovery::{Instance, NodeRecord, NodeView};
+    use starling_ids::{EndpointName, Incarnation};
+
+    use super::*;
+
+    fn snapshot() -> Snapshot {
+        let instance = |endpoint: &str, kind| Instance {
+            endpoint: EndpointName::new(endpoint).unwrap(),
+            kind,
+            lifecycle: Lifecycle::Serving,
+            model: None,
+            labels: [("engine".to_owned(), "simulated".to_owned())].into(),
+            card: None,
+        };
+        let view = |name: &str, state, instances| NodeView {
+            record: Arc::new(NodeRecord {
+                node: NodeId::new(name).unwrap(),
+                incarnation: Incarnation(3),
+                version: 1,
+                address: "10.0.0.1:7400".parse().unwrap(),
+                http: None,
+                roles: vec!["worker".into()],
+                software: "starling 0.1.0".into(),
+                instances,
+            }),
+            state,
+        };
+        let worker = instance("starling/worker-0/generate", InstanceKind::Worker);
+        let router = instance("starling/router/route", InstanceKind::Router);
+        Snapshot {
+            nodes: vec![
+                view("a", NodeState::Alive, vec![router, worker.clone()]),
+                view("b", NodeState::Suspect, vec![worker]),
+            ],
+        }
+    }
+
+    #[test]
+    fn instances_are_sorted_by_endpoint_then_node() {
+        let rows = instance_rows(&snapshot());
+        let order: Vec<_> = rows.iter().map(|row| (row.kind.as_str(), row.node.as_str())).collect();
+        assert_eq!(order, [("router", "a"), ("worker", "a"), ("worker", "b")]);
+        assert_eq!(rows[2].node_state, "suspect");
+    }
+
+    #[test]
+    fn the_json_of_a_node_keeps_its_keys_and_order() {
+        let text = serde_json::to_string(&node_rows(&snapshot())[0]).unwrap();
+        let expected = r#"{"name":"a","state":"alive","incarnation":3,"address":"10.0.0.1:7400","http":null,"#;
+        assert!(text.starts_with(expected), "{text}");
+        assert!(text.ends_with(r#""roles":["worker"],"instances":2,"software":"starling 0.1.0"}"#), "{text}");
+    }
+
+    #[test]
+    fn actors_carry_their_node_and_whole_seconds() {
+        let actor = supervise::ActorRow {
+            path: "workers/0".into(),
+            kind: "worker".into(),
+            state: supervise::ActorState::Running,
+            restarts: 2,
+            mailbox_depth: 0,
+            uptime: Duration::from_millis(2_900),
+        };
+        let rows = actor_rows(&NodeId::new("a").unwrap(), &[actor]);
+        assert_eq!((rows[0].node.as_str(), rows[0].state.as_str(), rows[0].uptime_secs), ("a", "running", 2));
+    }
+}

@@ -1,0 +1,82 @@
+//! A running node's answers to the command line.
+//!
+//! Called once at start. Bounds: asking all members for their actors runs [`MEMBERS_AT_ONCE`] at a time, each within
+//! [`MEMBER_ANSWERS_WITHIN`]; who does not answer is named, not waited for.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::{StreamExt, future::BoxFuture};
+use serde::Serialize;
+use starling_cluster::{
+    mesh::Mesh,
+    stream::{Fault, FaultKind},
+};
+use starling_ids::NodeId;
+
+use super::{
+    op,
+    rows::{ActorRow, ClusterActors, Missing, actor_rows, instance_rows, node_rows},
+};
+
+const MEMBERS_AT_ONCE: usize = 16;
+const MEMBER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+
+type Answer = BoxFuture<'static, Result<Bytes, Fault>>;
+
+/// Registers every operation at the mesh.
+pub fn serve(mesh: &Mesh) {
+    answer(mesh, op::NODES, |mesh, _| Box::pin(async move { encode(&node_rows(&mesh.snapshot())) }));
+    answer(mesh, op::INSTANCES, |mesh, _| Box::pin(async move { encode(&instance_rows(&mesh.snapshot())) }));
+    answer(mesh, op::ACTORS_LOCAL, |mesh, _| Box::pin(async move { encode(&local_actors(&mesh)) }));
+    answer(mesh, op::ACTORS, |mesh, _| Box::pin(async move { encode(&all_actors(&mesh).await) }));
+    answer(mesh, op::PANIC, |mesh, body| {
+        Box::pin(async move {
+            let path: String = rmp_serde::from_slice(&body)
+                .map_err(|_| Fault::new(FaultKind::Invalid, "the body must be the path of an actor"))?;
+            tracing::warn!(%path, "a panic was asked for");
+            encode(&mesh.book().inject_panic(&path).await)
+        })
+    });
+}
+
+/// Registers one operation.
+fn answer(mesh: &Mesh, op: &'static str, handler: fn(Mesh, Bytes) -> Answer) {
+    let own = mesh.clone();
+    mesh.serve_op(op, Arc::new(move |_from: NodeId, body: Bytes| handler(own.clone(), body)));
+}
+
+fn encode<T: Serialize>(value: &T) -> Result<Bytes, Fault> {
+    let bytes = rmp_serde::to_vec_named(value);
+    bytes.map(Bytes::from).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
+}
+
+fn local_actors(mesh: &Mesh) -> Vec<ActorRow> {
+    actor_rows(mesh.node(), &mesh.book().snapshot())
+}
+
+/// Asks every other member; sorted by node and path.
+async fn all_actors(mesh: &Mesh) -> ClusterActors {
+    let members: Vec<NodeId> = mesh.snapshot().nodes.iter().map(|view| view.record.node.clone()).collect();
+    let others = members.into_iter().filter(|node| node != mesh.node());
+    let asked = others.map(|node| ask_member(mesh.clone(), node));
+    let answers: Vec<_> = futures::stream::iter(asked).buffer_unordered(MEMBERS_AT_ONCE).collect().await;
+    let mut all = ClusterActors { actors: local_actors(mesh), missing: Vec::new() };
+    for answer in answers {
+        match answer {
+            Ok(rows) => all.actors.extend(rows),
+            Err(missing) => all.missing.push(missing),
+        }
+    }
+    all.actors.sort_by(|a, b| (&a.node, &a.path).cmp(&(&b.node, &b.path)));
+    all.missing.sort_by(|a, b| a.node.cmp(&b.node));
+    all
+}
+
+async fn ask_member(mesh: Mesh, node: NodeId) -> Result<Vec<ActorRow>, Missing> {
+    let answer = mesh.call(&node, op::ACTORS_LOCAL, Bytes::new(), MEMBER_ANSWERS_WITHIN).await;
+    let rows = answer.and_then(|bytes| {
+        rmp_serde::from_slice(&bytes).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
+    });
+    rows.map_err(|fault| Missing { node: node.to_string(), reason: fault.to_string() })
+}

@@ -1,0 +1,366 @@
+//! A whole node: started step by step, ended in the reverse order.
+//!
+//! Called by `starling up` and `starling join`. Steps: metrics, data folder, key, model, mesh, cast, HTTP server,
+//! node.json. A step that fails undoes those before it. Bounds: the drain ends after [`Config::drain`].
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+use metrics_exporter_prometheus::PrometheusHandle;
+use starling_actors::tree::{self, NodeOptions, WorkerRole};
+use starling_cluster::{
+    config::{ClusterConfig, Timings},
+    discovery::{Instance, InstanceKind, Lifecycle},
+    membership,
+    mesh::{ClusterError, Mesh},
+    security::{ClusterKey, KeyError},
+    supervise::{Policy, SuperviseError},
+};
+use starling_engine::{EngineKind, LoadError, LoadedModel, ModelOptions};
+use starling_gateway::{Backend, GatewayConfig};
+use starling_ids::EndpointName;
+use thiserror::Error;
+
+use crate::{
+    backend::{ClusterBackend, NodeBackend},
+    config::Config,
+    control,
+    facts::Facts,
+    home::{Home, HomeError, NodeFile},
+    http_server::{HttpError, HttpServer},
+    progress::LoadProgress,
+    shutdown::Ending,
+    telemetry,
+};
+
+/// How often histograms are folded, so that samples nobody scrapes do not pile up.
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// Why a node did not start. Each message names the step's subject and what would be right.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The metrics recorder, which a process has once.
+    #[error("metrics: {0}")]
+    Metrics(#[from] metrics_exporter_prometheus::BuildError),
+    /// The data folder.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// The cluster key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The model.
+    #[error("model: {0}")]
+    Model(#[from] LoadError),
+    /// The node's place in the cluster.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// The cast.
+    #[error(transparent)]
+    Cast(#[from] tree::NodeError),
+    /// An actor.
+    #[error(transparent)]
+    Actor(#[from] SuperviseError),
+    /// The HTTP server.
+    #[error("HTTP: {0}")]
+    Http(String),
+    /// It gave up before it was ready.
+    #[error("the node ended before it was ready: {0}")]
+    Ended(String),
+}
+
+impl From<HttpError> for StartError {
+    fn from(error: HttpError) -> Self {
+        Self::Http(error.to_string())
+    }
+}
+
+/// How a node ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Asked once, everything finished or was cut off at its deadline.
+    InOrder,
+    /// Asked twice.
+    AtOnce,
+    /// It could not go on: too many restarts, or its name belongs to another node.
+    Broken,
+}
+
+/// A running node.
+#[derive(Debug)]
+pub struct Node {
+    facts: Facts,
+    home: Home,
+    mesh: Mesh,
+    cast: tree::Node,
+    http: Option<HttpServer>,
+    metrics: PrometheusHandle,
+    drain: Duration,
+}
+
+impl Node {
+    /// Starts everything the roles ask for; returns when requests can be served.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let metrics = telemetry::install()?;
+        let home = Home::claim(&config)?;
+        let key = key(&home)?;
+        let model = load_model(&config).await?;
+        let served = model.as_ref().map(|model| model.card().id.to_string());
+        let mesh = step("mesh", Box::pin(start_mesh(&config, &home, key))).await?;
+        match Box::pin(Self::on_mesh(&config, &mesh, model, &metrics)).await {
+            Ok((cast, http)) => {
+                let facts = facts(&config, &home, &mesh, served, http.as_ref());
+                home.publish(&node_file(&facts, &home))?;
+                Ok(Self { facts, home, mesh, cast, http, metrics, drain: config.drain })
+            }
+            Err(error) => {
+                mesh.leave().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// What runs.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// The node's place in the cluster, for programs that add their own actors.
+    #[must_use]
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Serves until a signal, or until the node cannot go on; then ends in order.
+    pub async fn run_until(self, mut ending: Ending) -> End {
+        let broken = tokio::select! {
+            () = ending.signal() => false,
+            () = self.broken() => true,
+            () = self.upkeep() => true,
+        };
+        tracing::info!(drain_secs = self.drain.as_secs(), "ending in order; a second signal ends at once");
+        tokio::select! {
+            () = Box::pin(self.end()) => if broken { End::Broken } else { End::InOrder },
+            () = ending.signal() => End::AtOnce,
+        }
+    }
+
+    /// Ends in order: no new requests, those in flight finish, the cast stops, the cluster is told.
+    pub async fn end(self) {
+        let deadline = Instant::now() + self.drain;
+        publish_gateway(&self.mesh, self.http.as_ref(), Lifecycle::Draining);
+        if let Some(http) = &self.http {
+            http.drain().await;
+        }
+        if !self.cast.drain(deadline.saturating_duration_since(Instant::now())).await {
+            tracing::warn!("the drain time was over before all sequences ended");
+        }
+        self.cast.stop().await;
+        self.mesh.leave().await;
+        tracing::info!(name = %self.home.name, "ended");
+    }
+
+    /// Resolves when the node cannot go on.
+    async fn broken(&self) {
+        let reason = self.mesh.failed().await;
+        tracing::error!(reason, "the node cannot go on");
+    }
+
+    async fn upkeep(&self) {
+        let mut ticks = tokio::time::interval(UPKEEP_EVERY);
+        loop {
+            ticks.tick().await;
+            self.metrics.run_upkeep();
+        }
+    }
+
+    async fn on_mesh(
+        config: &Config,
+        mesh: &Mesh,
+        model: Option<Arc<dyn LoadedModel>>,
+        metrics: &PrometheusHandle,
+    ) -> Result<(tree::Node, Option<HttpServer>), StartError> {
+        control::serve(mesh);
+        let worker = model.map(|model| WorkerRole {
+            model,
+            engine: engine_label(config.engine).to_owned(),
+            count: config.workers,
+        });
+        let options = NodeOptions { worker, router: config.roles.router };
+        let cast = step("cast", tree::Node::start(mesh, options)).await?;
+        let ready = Arc::new(AtomicBool::new(false));
+        let http = start_http(config, mesh, &cast, metrics, ready.clone()).await?;
+        tokio::select! {
+            () = step("workers", cast.ready()) => {}
+            reason = mesh.failed() => return Err(StartError::Ended(reason)),
+        }
+        ready.store(true, Ordering::Release);
+        publish_gateway(mesh, http.as_ref(), Lifecycle::Serving);
+        Ok((cast, http))
+    }
+}
+
+/// Times a step for the log.
+async fn step<T>(name: &'static str, work: impl Future<Output = T>) -> T {
+    let begun = Instant::now();
+    let result = work.await;
+    tracing::debug!(step = name, ms = begun.elapsed().as_millis(), "start-up");
+    result
+}
+
+/// Reads the cluster key; makes it when this is the first start of the first node.
+fn key(home: &Home) -> Result<ClusterKey, KeyError> {
+    if home.make_key && !home.key_file.exists() {
+        ClusterKey::generate().store(&home.key_file)?;
+        tracing::info!(file = %home.key_file.display(), "made the cluster key; other machines need a copy to join");
+    }
+    ClusterKey::load(&home.key_file)
+}
+
+/// Loads the model on a thread that may block; nothing without the worker role.
+async fn load_model(config: &Config) -> Result<Option<Arc<dyn LoadedModel>>, StartError> {
+    if !config.roles.worker {
+        return Ok(None);
+    }
+    let options = ModelOptions {
+        kind: config.engine,
+        path: config.model.clone(),
+        served_name: config.served_name.clone(),
+        threads: config.threads,
+        kv_bytes: config.kv_bytes,
+        sequences_max: config.sequences_max,
+        waiting_max: config.waiting_max,
+        batch_tokens_max: config.batch_tokens_max,
+        kernel: config.kernel,
+    };
+    let file = config.model.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    let loading = tokio::task::spawn_blocking(move || {
+        let mut progress = LoadProgress::begin(file.as_deref().unwrap_or(engine_label(options.kind)));
+        starling_engine::load(&options, &mut |news| progress.report(&news))
+    });
+    let loaded = step("model", loading).await;
+    loaded.map_err(|error| StartError::Ended(error.to_string()))?.map(Some).map_err(StartError::Model)
+}
+
+async fn start_mesh(config: &Config, home: &Home, key: ClusterKey) -> Result<Mesh, ClusterError> {
+    let bind = match config.bind {
+        Some(bind) => bind,
+        None => towards(&membership::resolve(&config.seeds).await),
+    };
+    Mesh::start(ClusterConfig {
+        name: home.name.clone(),
+        bind,
+        advertise: config.advertise,
+        seeds: config.seeds.clone(),
+        data_dir: home.dir.clone(),
+        key,
+        roles: config.roles.names(),
+        http: None,
+        software: concat!("starling ", env!("CARGO_PKG_VERSION")).to_owned(),
+        timings: Timings::default(),
+    })
+    .await
+}
+
+/// This machine's address towards the first seed it has a route to, any free port; all addresses without one.
+fn towards(seeds: &[SocketAddr]) -> SocketAddr {
+    let source = |seed: &SocketAddr| {
+        let any = if seed.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        // Connecting a datagram socket asks the routing table and sends nothing.
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect(seed).ok()?;
+        Some(SocketAddr::new(socket.local_addr().ok()?.ip(), 0))
+    };
+    seeds.iter().find_map(source).unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)))
+}
+
+/// The HTTP server, when an address is set: the API with the gateway role, else health and metrics.
+async fn start_http(
+    config: &Config,
+    mesh: &Mesh,
+    cast: &tree::Node,
+    metrics: &PrometheusHandle,
+    ready: Arc<AtomicBool>,
+) -> Result<Option<HttpServer>, StartError> {
+    let Some(http) = config.http else { return Ok(None) };
+    let api = config.roles.gateway;
+    let backend: Arc<dyn Backend> =
+        if api { Arc::new(ClusterBackend(cast.client().clone())) } else { Arc::new(NodeBackend { ready }) };
+    let drain_ms_max = u64::try_from(config.drain.as_millis()).unwrap_or(u64::MAX);
+    let settings = GatewayConfig { http, drain_ms_max, ..GatewayConfig::default() };
+    let metrics = metrics.clone();
+    let render = Arc::new(move || metrics.render());
+    let supervisor = mesh.supervisor().child_supervisor("gateway", Policy::default()).await?;
+    let server = step("http", HttpServer::start(&supervisor, settings, backend, render, api)).await?;
+    Ok(Some(server))
+}
+
+/// Tells the cluster where this node's HTTP server is and, with the gateway role, in which part of its life.
+fn publish_gateway(mesh: &Mesh, http: Option<&HttpServer>, lifecycle: Lifecycle) {
+    let Some(http) = http.map(HttpServer::address) else { return };
+    let Ok(endpoint) = EndpointName::new("starling/gateway/http") else { return };
+    let told = mesh.publish(|record| {
+        record.http = Some(http);
+        record.instances.retain(|instance| instance.endpoint != endpoint);
+        if record.roles.iter().any(|role| role == "gateway") {
+            let labels = [("http".to_owned(), http.to_string())].into();
+            let kind = InstanceKind::Gateway;
+            record.instances.push(Instance { endpoint, kind, lifecycle, model: None, labels, card: None });
+        }
+    });
+    if let Err(error) = told {
+        tracing::warn!(%error, "the cluster was not told about this gateway");
+    }
+}
+
+fn facts(config: &Config, home: &Home, mesh: &Mesh, model: Option<String>, http: Option<&HttpServer>) -> Facts {
+    Facts {
+        name: home.name.clone(),
+        address: mesh.address(),
+        http: http.map(HttpServer::address),
+        roles: config.roles,
+        model,
+        workers: config.workers,
+        program: std::env::args().next().unwrap_or_else(|| "starling".to_owned()),
+        key_file: home.key_file.display().to_string(),
+        key_is_default: home.key_is_default(),
+    }
+}
+
+fn node_file(facts: &Facts, home: &Home) -> NodeFile {
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    NodeFile {
+        name: facts.name.clone(),
+        address: facts.address,
+        http: facts.http,
+        pid: std::process::id(),
+        started: since_epoch.as_secs(),
+        key_file: home.key_file.clone(),
+    }
+}
+
+fn engine_label(engine: EngineKind) -> &'static str {
+    match engine {
+        EngineKind::Embedded => "embedded",
+        EngineKind::Simulated => "simulated",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_beside_its_seed_binds_loopback() {
+        let bind = towards(&["127.0.0.1:7400".parse().unwrap()]);
+        assert_eq!(bind.to_string(), "127.0.0.1:0");
+        assert!(towards(&[]).ip().is_unspecified());
+    }
+}

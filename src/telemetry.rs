@@ -1,0 +1,37 @@
+//! Installs the recorder of all metrics once, with a description and sane buckets for each.
+//!
+//! Called first at start, before anything counts. The render function goes to the HTTP server.
+
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use starling_ids::{Metric, MetricKind};
+
+/// Waits that people notice: from a cached first token to a long prompt on a slow machine.
+const WAIT_SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+/// One token or one engine step.
+const STEP_SECONDS: &[f64] = &[0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+
+/// Installs the recorder of this process. A second call in one process fails.
+pub fn install() -> Result<PrometheusHandle, BuildError> {
+    let mut builder = PrometheusBuilder::new();
+    for metric in Metric::ALL.iter().filter(|metric| metric.kind() == MetricKind::Histogram) {
+        let buckets = if *metric == Metric::GatewayTtft { WAIT_SECONDS } else { STEP_SECONDS };
+        builder = builder.set_buckets_for_metric(Matcher::Full(metric.name().to_owned()), buckets)?;
+    }
+    let handle = builder.install_recorder()?;
+    describe();
+    Ok(handle)
+}
+
+fn describe() {
+    for metric in Metric::ALL {
+        match metric.kind() {
+            MetricKind::Counter => metrics::describe_counter!(metric.name(), metric.help()),
+            MetricKind::Histogram => metrics::describe_histogram!(metric.name(), metric.help()),
+            MetricKind::Gauge => {
+                metrics::describe_gauge!(metric.name(), metric.help());
+                // A gauge nobody has touched yet reads 0, not "absent": alerts and tests at rest rely on it.
+                metrics::gauge!(metric.name()).set(0.0);
+            }
+        }
+    }
+}
