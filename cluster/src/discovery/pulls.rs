@@ -95,7 +95,7 @@ mod tests {
             assert!(due.is_empty());
             waits.push(next.expect("a time") - now);
             now = next.expect("a time");
-            assert_eq!(pulls.due([one.clone()].into(), now).0, [one.clone()]);
+            assert_eq!(pulls.due([one.clone()].into(), now).0, std::slice::from_ref(&one));
         }
         assert_eq!((waits[0], waits[1], waits[9]), (RETRY_FIRST, 2 * RETRY_FIRST, RETRY_MAX));
         pulls.keep(|_| false);
