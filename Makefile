@@ -1,5 +1,5 @@
 # `make up` builds everything and starts a node; `make test` runs every test. The rest is for people who change it.
-.PHONY: up test model bench lint fmt doc ci clean-model help
+.PHONY: up test model bench lint fmt doc ci help
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14

@@ -38,7 +38,15 @@ async fn a_killed_worker_breaks_only_its_own_streams_and_comes_back() {
     w1.child.kill().await.unwrap();
     let (status, body) = gateway.chat(&ask(&model, "right after the kill", 4)).await;
     assert_eq!(status, 200, "a new request succeeds at once: {body}");
-    let told = futures::future::join_all(streams.into_iter().map(|events| events.rest())).await;
+    let rest = futures::future::join_all(streams.into_iter().map(|events| events.rest()));
+    let gone = async {
+        let absent = async || !cluster.lists("w1", &gateway).await;
+        until("the dead worker leaves the tables", Duration::from_secs(5).saturating_sub(killed.elapsed()), absent)
+            .await;
+        killed.elapsed()
+    };
+    let (told, left) = tokio::join!(rest, gone);
+    eprintln!("left the tables {left:?} after the kill");
     let broken: Vec<_> = told.iter().filter(|told| told.error.is_some()).collect();
     assert_eq!(broken.len(), doomed, "{told:?}");
     assert!(
@@ -47,9 +55,6 @@ async fn a_killed_worker_breaks_only_its_own_streams_and_comes_back() {
     );
     let whole = told.iter().filter(|told| told.error.is_none());
     assert!(whole.clone().all(|told| told.done && told.finish.is_some()), "{told:?}");
-    let gone = async || cluster.serving_workers("w1", &gateway).await == 0;
-    until("the dead worker leaves the tables", Duration::from_secs(5).saturating_sub(killed.elapsed()), gone).await;
-    eprintln!("left the tables {:?} after the kill", killed.elapsed());
 
     let again = cluster.join("w1", &[&gateway.address], &["--http", "127.0.0.1:0"]).await;
     let number = std::sync::atomic::AtomicU32::new(0);

@@ -125,6 +125,12 @@ impl Cluster {
         serde_json::from_slice(&out.stdout).expect("--json prints JSON")
     }
 
+    /// Whether another node lists any instance of a node.
+    pub(crate) async fn lists(&self, of: &str, seen_by: &Node) -> bool {
+        let rows = self.rows("instances", seen_by).await;
+        rows.as_array().is_none_or(|rows| rows.iter().any(|row| row["node"] == of))
+    }
+
     /// Serving workers of a node, as another node sees them.
     pub(crate) async fn serving_workers(&self, of: &str, seen_by: &Node) -> usize {
         let rows = self.rows("instances", seen_by).await;

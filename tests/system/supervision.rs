@@ -31,7 +31,8 @@ async fn a_panic_in_any_actor_restarts_it_and_the_node_serves_on() {
     for row in rows {
         let (path, kind) = (row["path"].as_str().unwrap().to_owned(), row["kind"].as_str().unwrap().to_owned());
         // One of each kind; supervisors restart their whole subtree and have their own tests.
-        if kind == "supervisor" || kinds.contains(&kind) {
+        // The link of the asking tool is gone with its question.
+        if kind == "supervisor" || kinds.contains(&kind) || path.contains("client") {
             continue;
         }
         let args = ["debug", "panic", &path, "--node", &node.address, "--key-file", key.to_str().unwrap()];
