@@ -9,27 +9,31 @@
 //!
 //! Children stop in reverse order, so a node falls silent in gossip while its links still carry what is left.
 
+mod start;
+
+#[cfg(test)]
+mod tests;
+
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ractor::{Actor, ActorProcessingErr, ActorRef};
 use starling_ids::{EndpointName, Incarnation, Metric, NameError, NodeId};
 use thiserror::Error;
 use tokio::{net::TcpListener, sync::watch};
 
+use self::start::Start;
 use crate::{
     config::{ClusterConfig, ConfigError},
-    discovery::{DirectoryArgs, DirectoryHandle, NodeRecord, RecordTooLarge, Snapshot, directory_child},
-    link::{CONTROL_ENDPOINT, ControlEndpoint, LinkLayer, LinkSetup},
+    discovery::{DirectoryHandle, NodeRecord, RecordTooLarge, Snapshot},
+    link::LinkLayer,
     membership::{
-        AdvertiseError, Claim, ClaimError, MembershipArgs, MembershipHandle, MembershipView, advertise, bind_pair,
-        claim, membership_child, resolve, view_watch,
+        AdvertiseError, Claim, ClaimError, MembershipHandle, MembershipView, advertise, bind_pair, claim, resolve,
     },
-    security::{Alpn, SealKey, Tls, TlsError},
-    session::{Dial, OpHandler, Ops, SessionStream, SessionsHandle, control_child, hex, sessions_child},
+    security::{SealKey, Tls, TlsError},
+    session::{OpHandler, SessionsHandle},
     stream::{Context, Endpoints, Fault, Opened, StreamError, local},
-    supervise::{ActorBook, Handle, Policy, Restart, SuperviseError, SupervisorHandle, TaskOwner, Tasks, child},
-    wire::{Hello, OpenHead, Party, limits},
+    supervise::{ActorBook, Policy, SuperviseError, SupervisorHandle, Tasks},
+    wire::{OpenHead, limits},
 };
 
 /// Gossip of clusters with other names is not authentic here; the key tells clusters apart already.
@@ -180,6 +184,7 @@ impl Mesh {
     /// Opens a stream to an endpoint of a node in one incarnation: accepted with a reply, or the reason why not.
     ///
     /// Local streams are channels; others go over the link to the node, which is dialled if there is none.
+    #[allow(clippy::too_many_arguments)] // an address has three parts; a struct would only be built to be taken apart
     pub async fn open(
         &self,
         node: &NodeId,
@@ -250,145 +255,3 @@ impl Mesh {
         }
     }
 }
-
-/// What a start has found out before it starts actors.
-struct Start {
-    config: ClusterConfig,
-    address: SocketAddr,
-    incarnation: Incarnation,
-    tls: Tls,
-    root: SupervisorHandle,
-}
-
-impl Start {
-    async fn run(
-        self,
-        listener: TcpListener,
-        gossip: std::net::UdpSocket,
-        keys: Vec<SealKey>,
-    ) -> Result<Mesh, ClusterError> {
-        let (ops, endpoints, root) = (Ops::default(), Endpoints::default(), self.root.clone());
-        endpoints.serve(EndpointName::new(CONTROL_ENDPOINT)?, Arc::new(ControlEndpoint(ops.clone())));
-        let directory = DirectoryHandle::new(self.first_record());
-        let membership = MembershipHandle::default();
-        let sessions = SessionsHandle::new(self.config.name.clone(), self.incarnation, ops.clone(), directory.watch());
-        let handlers = start_handlers(&root).await?;
-        let setup = self.link_setup(&endpoints, &handlers, &directory, &sessions);
-        let links = LinkLayer::start(&root, setup).await?;
-        let cookie = hex(&self.config.key.derive("session-cookie"));
-        root.add(sessions_child(&sessions, cookie, self.session_dial())).await?;
-        root.add(control_child(&sessions)).await?;
-        let view = view_watch();
-        let (watch, caller) = (view.subscribe(), sessions.caller());
-        let args = DirectoryArgs {
-            view: watch.clone(),
-            membership: membership.clone(),
-            caller: caller.clone(),
-            ops: ops.clone(),
-        };
-        root.add(directory_child(&directory, args)).await?;
-        let args = MembershipArgs {
-            node: self.config.name.clone(),
-            incarnation: self.incarnation,
-            address: self.address,
-            socket: Arc::new(gossip),
-            keys,
-            cluster: CLUSTER.to_owned(),
-            seeds: self.config.seeds.clone(),
-            view,
-            directory: directory.clone(),
-            caller,
-            ops,
-        };
-        root.add(membership_child(&membership, args)).await?;
-        links.listen(&root, Arc::new(listener)).await?;
-        let inner = Inner {
-            node: self.config.name,
-            incarnation: self.incarnation,
-            address: self.address,
-            endpoints,
-            book: root.book().clone(),
-            root,
-            handlers,
-            links,
-            sessions,
-            directory,
-            membership,
-            view: watch,
-        };
-        Ok(Mesh { inner: Arc::new(inner) })
-    }
-
-    fn first_record(&self) -> NodeRecord {
-        NodeRecord {
-            node: self.config.name.clone(),
-            incarnation: self.incarnation,
-            version: 0,
-            address: self.address,
-            http: self.config.http,
-            roles: self.config.roles.clone(),
-            software: self.config.software.clone(),
-            instances: Vec::new(),
-        }
-    }
-
-    fn link_setup(
-        &self,
-        endpoints: &Endpoints,
-        handlers: &Tasks,
-        directory: &DirectoryHandle,
-        sessions: &SessionsHandle,
-    ) -> LinkSetup {
-        let (for_reach, for_sessions) = (directory.clone(), sessions.clone());
-        LinkSetup {
-            hello: Hello::new(Party::Node, self.config.name.clone(), self.incarnation, self.config.software.clone()),
-            tls: self.tls.clone(),
-            timings: self.config.timings,
-            endpoints: endpoints.clone(),
-            handlers: handlers.clone(),
-            snapshots: directory.watch(),
-            reach: Arc::new(move |node, _incarnation, reachable| for_reach.set_reachable(node.clone(), reachable)),
-            sessions: Arc::new(move |connection, from| for_sessions.accept(Box::new(connection), from)),
-        }
-    }
-
-    fn session_dial(&self) -> Dial {
-        let (tls, dial_max) = (self.tls.clone(), self.config.timings.dial_max);
-        Arc::new(move |node, address| {
-            let tls = tls.clone();
-            Box::pin(async move {
-                let connection = tls.connect(address, Some(&node), Alpn::Session, dial_max).await;
-                let connection = connection.map_err(std::io::Error::other)?;
-                Ok(Box::new(connection) as SessionStream)
-            })
-        })
-    }
-}
-
-async fn start_handlers(root: &SupervisorHandle) -> Result<Tasks, ClusterError> {
-    let tasks = Tasks::closed(limits::HANDLERS_MAX);
-    let (handle, for_actor) = (Handle::new(), tasks.clone());
-    let make = move || (Handlers, for_actor.clone());
-    root.add(child("handlers", "handlers", Restart::Permanent, &handle, make)).await?;
-    Ok(tasks)
-}
-
-/// Owns the tasks in which stream handlers run. If it dies, they end and their streams break.
-struct Handlers;
-
-struct HandlersMsg;
-
-impl ractor::Message for HandlersMsg {}
-
-impl Actor for Handlers {
-    type Msg = HandlersMsg;
-    type State = TaskOwner;
-    type Arguments = Tasks;
-
-    async fn pre_start(&self, _myself: ActorRef<HandlersMsg>, tasks: Tasks) -> Result<TaskOwner, ActorProcessingErr> {
-        Ok(TaskOwner::open(&tasks))
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,6 +1,7 @@
 //! Links: one TLS connection to each node in use, carrying all streams between the two.
 //!
-//! Reading order: `handshake` (who is there, which version), `mux` (the streams of one link), `halves` (how a
+//! Reading order: `handshake` (who is there, which version), `mux` (the streams of one link), `incoming`
+//! (what the other side's frames do to them), `halves` (how a
 //! stream's two halves reach it), `io` (bytes in and out), `actor` (owns one connection), `links` (which link
 //! leads to which node, dialling), `listener` (what comes in), `layer` (all of it put together), `client`
 //! (a tool's way in).
@@ -9,6 +10,7 @@ mod actor;
 mod client;
 mod halves;
 mod handshake;
+mod incoming;
 mod io;
 mod layer;
 mod links;

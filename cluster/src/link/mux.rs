@@ -1,7 +1,7 @@
 //! The streams of one link: opened, answered, fed, and all ended at once when the link ends.
 //!
 //! Shared by the link's reader and writer, by openers, and by the halves of its streams. Never waits and never
-//! touches the socket: frames come in through [`Mux::take`] and leave through two queues. Bounds: at most
+//! touches the socket: frames come in through [`super::incoming`] and leave through two queues. Bounds: at most
 //! [`limits::STREAMS_PER_LINK_MAX`] streams; a stream has at most a window of data frames in the data queue and
 //! their bytes are reserved in `room`; the control queue holds at most an open, an answer, a cancel and a
 //! window's credits a stream.
@@ -19,12 +19,10 @@ use bytes::Bytes;
 use starling_ids::{Incarnation, NodeId};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use super::halves;
 use crate::{
     stream::{
-        Acceptor, Context, Endpoints, Fault, FaultKind, Incoming, Opened, StreamError, StreamRx, StreamTx,
+        Context, Endpoints, Fault, FaultKind, Opened, StreamError,
         channel::{Item, Lane},
-        local::not_found,
     },
     supervise::Tasks,
     wire::{Closing, FailWhy, Frame, Hello, OpenHead, StreamId, limits},
@@ -58,10 +56,10 @@ pub(crate) enum OpenError {
     Closed,
 }
 
-type Answer = oneshot::Sender<Result<Opened, OpenError>>;
-type Deadline = Option<tokio::time::Instant>;
+pub(super) type Answer = oneshot::Sender<Result<Opened, OpenError>>;
+pub(super) type Deadline = Option<tokio::time::Instant>;
 
-enum Stage {
+pub(super) enum Stage {
     /// Opened by this side, not answered.
     Asking(Answer, Context, Deadline),
     /// Opened by the other side, not answered.
@@ -69,18 +67,18 @@ enum Stage {
     Open,
 }
 
-struct Entry {
-    stage: Stage,
+pub(super) struct Entry {
+    pub(super) stage: Stage,
     /// Into the reader's queue; none once that direction is over.
-    inbound: Option<mpsc::Sender<Item>>,
+    pub(super) inbound: Option<mpsc::Sender<Item>>,
     /// The sender's credits; none once that direction is over.
-    lane: Option<Arc<Lane>>,
+    pub(super) lane: Option<Arc<Lane>>,
 }
 
-struct Table {
-    streams: HashMap<StreamId, Entry>,
+pub(super) struct Table {
+    pub(super) streams: HashMap<StreamId, Entry>,
     next: StreamId,
-    ended: Option<Ended>,
+    pub(super) ended: Option<Ended>,
     /// Close with this reason as soon as there are no streams.
     retiring: Option<Closing>,
     empty_since: Instant,
@@ -97,14 +95,14 @@ pub(crate) struct Mux {
     pub(super) window: usize,
     /// Payload bytes that may still be queued.
     pub(super) room: Semaphore,
-    control: mpsc::UnboundedSender<Queued>,
+    pub(super) control: mpsc::UnboundedSender<Queued>,
     data: mpsc::UnboundedSender<Queued>,
     table: Mutex<Table>,
     over: watch::Sender<Option<Ended>>,
     born: Instant,
     heard_ms: AtomicU64,
-    endpoints: Endpoints,
-    handlers: Tasks,
+    pub(super) endpoints: Endpoints,
+    pub(super) handlers: Tasks,
 }
 
 impl std::fmt::Debug for Mux {
@@ -112,11 +110,6 @@ impl std::fmt::Debug for Mux {
         write!(f, "Mux({} {} #{})", self.peer, self.incarnation, self.number)
     }
 }
-
-/// The other side broke the rules; the link cannot go on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("protocol violation: {0}")]
-pub(crate) struct Violation(pub(crate) &'static str);
 
 impl Mux {
     pub(crate) fn new(peer: &Hello, dialled: bool, endpoints: Endpoints, handlers: Tasks) -> (Arc<Self>, Queues) {
@@ -207,167 +200,6 @@ impl Mux {
         }
     }
 
-    /// Takes one frame from the other side. `Some` when it was the last.
-    pub(crate) fn take(self: &Arc<Self>, frame: Frame) -> Result<Option<Closing>, Violation> {
-        match frame {
-            Frame::Hello(_) => return Err(Violation("a second hello")),
-            Frame::Open { stream, head, body } => self.asked(stream, head, body)?,
-            Frame::Accept { stream, reply } => self.accepted(stream, reply)?,
-            Frame::Reject { stream, fault } => self.rejected(stream, fault),
-            Frame::Data { stream, payload } => self.data(stream, payload)?,
-            Frame::Credit { stream, frames } => {
-                let lane = self.table().streams.get(&stream).and_then(|entry| entry.lane.clone());
-                lane.inspect(|lane| lane.grant(frames as usize));
-            }
-            Frame::Cancel { stream } => self.cancelled(stream),
-            Frame::End { stream } => self.inbound_over(stream, Item::End),
-            Frame::Fail { stream, why: FailWhy::Fault(fault) } => self.inbound_over(stream, Item::Fail(fault)),
-            Frame::Fail { stream, why: FailWhy::Dropped(why) } => self.inbound_over(stream, Item::Broken(why.into())),
-            Frame::Ping(number) => self.send_control(Frame::Pong(number), 0),
-            Frame::Pong(_) => {}
-            Frame::Goodbye(why) => return Ok(Some(why)),
-        }
-        Ok(None)
-    }
-
-    fn asked(self: &Arc<Self>, stream: StreamId, head: OpenHead, body: Bytes) -> Result<(), Violation> {
-        let theirs = (stream % 2 == 0) == self.dialled && stream != 0;
-        let full = {
-            let mut table = self.table();
-            if !theirs || table.streams.contains_key(&stream) {
-                return Err(Violation("an open under an id that is not free to its opener"));
-            }
-            if table.ended.is_some() {
-                return Ok(());
-            }
-            let full = table.streams.len() >= limits::STREAMS_PER_LINK_MAX;
-            if !full {
-                table.streams.insert(stream, Entry { stage: Stage::Asked, inbound: None, lane: None });
-            }
-            full
-        };
-        if full || self.handlers.is_full() {
-            self.refuse(stream, Fault::new(FaultKind::Overloaded, "too many streams on this node"));
-            return Ok(());
-        }
-        let Some(handler) = self.endpoints.get(&head.endpoint) else {
-            self.refuse(stream, not_found(&head.endpoint));
-            return Ok(());
-        };
-        let (mux, context, deadline) = (self.clone(), head.context.clone(), head.context.deadline());
-        let acceptor = Acceptor::new(move |verdict| mux.answer(stream, &context, deadline, verdict));
-        let incoming = Incoming { peer: self.peer.clone(), context: head.context, body, acceptor };
-        // A set that closed just now drops the task, and with it the acceptor rejects.
-        let _started = self.handlers.spawn(async move { handler.open(incoming).await });
-        Ok(())
-    }
-
-    fn answer(
-        self: &Arc<Self>,
-        stream: StreamId,
-        context: &Context,
-        deadline: Deadline,
-        verdict: Result<Bytes, Fault>,
-    ) -> Option<(StreamTx, StreamRx)> {
-        let reply = match verdict {
-            Ok(reply) if reply.len() <= self.payload_max => reply,
-            Ok(_) => {
-                self.refuse(stream, Fault::new(FaultKind::Internal, "the reply is over the frame limit"));
-                return None;
-            }
-            Err(fault) => {
-                self.refuse(stream, fault);
-                return None;
-            }
-        };
-        let (tx, rx, entry) = halves::make(self, stream, context, deadline);
-        let taken = {
-            let mut table = self.table();
-            match table.streams.get_mut(&stream) {
-                Some(asked) if matches!(asked.stage, Stage::Asked) => {
-                    *asked = Entry { stage: Stage::Open, inbound: Some(entry.inbound), lane: Some(entry.lane) };
-                    true
-                }
-                _ => false,
-            }
-        };
-        if !taken {
-            // The opener has gone: the halves say nothing to anybody.
-            halves::discard(tx, rx);
-            return None;
-        }
-        self.send_control(Frame::Accept { stream, reply }, 0);
-        Some((tx, rx))
-    }
-
-    fn refuse(&self, stream: StreamId, fault: Fault) {
-        self.remove(stream);
-        self.send_control(Frame::Reject { stream, fault }, 0);
-    }
-
-    fn accepted(self: &Arc<Self>, stream: StreamId, reply: Bytes) -> Result<(), Violation> {
-        let (answer, opened) = {
-            let mut table = self.table();
-            // Unknown: this side has withdrawn the question already and said so.
-            let Some(entry) = table.streams.get_mut(&stream) else { return Ok(()) };
-            let Stage::Asking(answer, context, deadline) = std::mem::replace(&mut entry.stage, Stage::Open) else {
-                return Err(Violation("an accept of a stream that was not asked for"));
-            };
-            let (tx, rx, made) = halves::make(self, stream, &context, deadline);
-            entry.inbound = Some(made.inbound);
-            entry.lane = Some(made.lane);
-            (answer, Opened { reply, tx, rx: rx.with_default_inactivity(&context) })
-        };
-        // An opener that has just gone drops the halves, and they cancel the stream (outside of the lock).
-        answer.send(Ok(opened)).ok();
-        Ok(())
-    }
-
-    fn rejected(&self, stream: StreamId, fault: Fault) {
-        if let Some(Entry { stage: Stage::Asking(answer, ..), .. }) = self.remove(stream) {
-            answer.send(Err(OpenError::Stream(StreamError::Rejected(fault)))).ok();
-        }
-    }
-
-    fn data(&self, stream: StreamId, payload: Bytes) -> Result<(), Violation> {
-        let table = self.table();
-        let Some(inbound) = table.streams.get(&stream).and_then(|entry| entry.inbound.as_ref()) else {
-            return Ok(());
-        };
-        match inbound.try_send(Item::Data(payload)) {
-            Err(mpsc::error::TrySendError::Full(_)) => Err(Violation("more data than credits")),
-            // A reader that has gone has sent its cancel.
-            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
-        }
-    }
-
-    fn cancelled(&self, stream: StreamId) {
-        let lane = {
-            let mut table = self.table();
-            match table.streams.get(&stream) {
-                Some(Entry { stage: Stage::Asked, .. }) => {
-                    table.streams.remove(&stream);
-                    table.note_empty(&self.control);
-                    return;
-                }
-                Some(entry) => entry.lane.clone(),
-                None => None,
-            }
-        };
-        lane.inspect(|lane| lane.stop(StreamError::Cancelled));
-    }
-
-    /// The other side's direction is over.
-    fn inbound_over(&self, stream: StreamId, last: Item) {
-        let mut table = self.table();
-        let Some(entry) = table.streams.get_mut(&stream) else { return };
-        if let Some(inbound) = entry.inbound.take() {
-            // Never full: credits leave room for this one. Closed: the reader needs nothing more.
-            inbound.try_send(last).ok();
-        }
-        table.drop_if_over(stream, &self.control);
-    }
-
     /// A reader of this side will read no more.
     pub(super) fn reader_over(&self, stream: StreamId) {
         let mut table = self.table();
@@ -385,7 +217,7 @@ impl Mux {
         drop((table, lane));
     }
 
-    fn remove(&self, stream: StreamId) -> Option<Entry> {
+    pub(super) fn remove(&self, stream: StreamId) -> Option<Entry> {
         let mut table = self.table();
         let entry = table.streams.remove(&stream);
         table.note_empty(&self.control);
@@ -487,13 +319,13 @@ impl Mux {
         self.data.send(Queued { frame, room }).ok();
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Table {
-    fn drop_if_over(&mut self, stream: StreamId, control: &mpsc::UnboundedSender<Queued>) {
+    pub(super) fn drop_if_over(&mut self, stream: StreamId, control: &mpsc::UnboundedSender<Queued>) {
         let over =
             |entry: &Entry| matches!(entry.stage, Stage::Open) && entry.inbound.is_none() && entry.lane.is_none();
         if self.streams.get(&stream).is_some_and(over) {
@@ -502,7 +334,7 @@ impl Table {
         }
     }
 
-    fn note_empty(&mut self, control: &mpsc::UnboundedSender<Queued>) {
+    pub(super) fn note_empty(&mut self, control: &mpsc::UnboundedSender<Queued>) {
         if self.streams.is_empty() {
             self.empty_since = Instant::now();
             if let (None, Some(why)) = (&self.ended, self.retiring.clone()) {

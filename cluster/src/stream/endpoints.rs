@@ -27,9 +27,11 @@ pub struct Incoming {
     pub acceptor: Acceptor,
 }
 
+type Answer = Box<dyn FnOnce(Result<Bytes, Fault>) -> Option<(StreamTx, StreamRx)> + Send>;
+
 /// The one answer to an [`Incoming`]. Built by the link (remote) or the local opener.
 pub struct Acceptor {
-    answer: Option<Box<dyn FnOnce(Result<Bytes, Fault>) -> Option<(StreamTx, StreamRx)> + Send>>,
+    answer: Option<Answer>,
 }
 
 impl std::fmt::Debug for Acceptor {

@@ -12,6 +12,7 @@ mod handle;
 mod policy;
 mod supervisor;
 mod tasks;
+mod tree;
 
 #[cfg(test)]
 mod tests;
@@ -20,5 +21,5 @@ pub use book::{ActorBook, ActorRow, ActorState, ActorStats};
 pub use child::{ChildSpec, Restart, child};
 pub use handle::{Handle, Unavailable};
 pub use policy::Policy;
-pub use supervisor::{SuperviseError, SupervisorHandle};
 pub use tasks::{TaskOwner, Tasks};
+pub use tree::{SuperviseError, SupervisorHandle};

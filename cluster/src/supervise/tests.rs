@@ -107,7 +107,8 @@ async fn holder(at: &SupervisorHandle, name: &'static str, ledger: &Ledger, rest
 #[tokio::test]
 async fn act_01_resources_come_back_under_panic_error_kill_stop_and_drain() {
     let root = SupervisorHandle::root(ActorBook::default(), quick()).await.unwrap();
-    let ways: [(&str, fn(&Handle<HolderMsg>)); 6] = [
+    type Way = (&'static str, fn(&Handle<HolderMsg>));
+    let ways: [Way; 6] = [
         ("panic", |h| h.cast(HolderMsg::Panic).unwrap()),
         ("error", |h| h.cast(HolderMsg::Fail).unwrap()),
         ("kill", |h| h.actor().unwrap().kill()),

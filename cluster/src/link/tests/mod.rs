@@ -162,7 +162,8 @@ async fn both_dialling_at_once_ends_with_one_link() {
             a.open(&b, "t/t/yes", context(), Bytes::new()),
             b.open(&a, "t/t/yes", context(), Bytes::new())
         );
-        (to_b.unwrap(), to_a.unwrap());
+        to_b.unwrap();
+        to_a.unwrap();
     }
     until("one link each", || a.links().len() == 1 && b.links().len() == 1).await;
     a.stop().await;

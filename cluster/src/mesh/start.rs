@@ -1,0 +1,161 @@
+//! The order in which a node's actors are made and introduced to one another.
+//!
+//! Called by [`Mesh::start`] once the port is bound and the name claimed. Never runs twice for one node.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use starling_ids::{EndpointName, Incarnation};
+use tokio::net::TcpListener;
+
+use super::{CLUSTER, ClusterError, Inner, Mesh};
+use crate::{
+    config::ClusterConfig,
+    discovery::{DirectoryArgs, DirectoryHandle, NodeRecord, directory_child},
+    link::{CONTROL_ENDPOINT, ControlEndpoint, LinkLayer, LinkSetup},
+    membership::{MembershipArgs, MembershipHandle, membership_child, view_watch},
+    security::{Alpn, SealKey, Tls},
+    session::{Dial, Ops, SessionStream, SessionsHandle, control_child, hex, sessions_child},
+    stream::Endpoints,
+    supervise::{Handle, Restart, SupervisorHandle, TaskOwner, Tasks, child},
+    wire::{Hello, Party, limits},
+};
+
+/// What a start has found out before it starts actors.
+pub(super) struct Start {
+    pub(super) config: ClusterConfig,
+    pub(super) address: SocketAddr,
+    pub(super) incarnation: Incarnation,
+    pub(super) tls: Tls,
+    pub(super) root: SupervisorHandle,
+}
+
+impl Start {
+    pub(super) async fn run(
+        self,
+        listener: TcpListener,
+        gossip: std::net::UdpSocket,
+        keys: Vec<SealKey>,
+    ) -> Result<Mesh, ClusterError> {
+        let (ops, endpoints, root) = (Ops::default(), Endpoints::default(), self.root.clone());
+        endpoints.serve(EndpointName::new(CONTROL_ENDPOINT)?, Arc::new(ControlEndpoint(ops.clone())));
+        let directory = DirectoryHandle::new(self.first_record());
+        let membership = MembershipHandle::default();
+        let sessions = SessionsHandle::new(self.config.name.clone(), self.incarnation, ops.clone(), directory.watch());
+        let handlers = start_handlers(&root).await?;
+        let setup = self.link_setup(&endpoints, &handlers, &directory, &sessions);
+        let links = LinkLayer::start(&root, setup).await?;
+        let cookie = hex(&self.config.key.derive("session-cookie"));
+        root.add(sessions_child(&sessions, cookie, self.session_dial())).await?;
+        root.add(control_child(&sessions)).await?;
+        let view = view_watch();
+        let (watch, caller) = (view.subscribe(), sessions.caller());
+        let args = DirectoryArgs {
+            view: watch.clone(),
+            membership: membership.clone(),
+            caller: caller.clone(),
+            ops: ops.clone(),
+        };
+        root.add(directory_child(&directory, args)).await?;
+        let args = MembershipArgs {
+            node: self.config.name.clone(),
+            incarnation: self.incarnation,
+            address: self.address,
+            socket: Arc::new(gossip),
+            keys,
+            cluster: CLUSTER.to_owned(),
+            seeds: self.config.seeds.clone(),
+            view,
+            directory: directory.clone(),
+            caller,
+            ops,
+        };
+        root.add(membership_child(&membership, args)).await?;
+        links.listen(&root, Arc::new(listener)).await?;
+        let inner = Inner {
+            node: self.config.name,
+            incarnation: self.incarnation,
+            address: self.address,
+            endpoints,
+            book: root.book().clone(),
+            root,
+            handlers,
+            links,
+            sessions,
+            directory,
+            membership,
+            view: watch,
+        };
+        Ok(Mesh { inner: Arc::new(inner) })
+    }
+
+    fn first_record(&self) -> NodeRecord {
+        NodeRecord {
+            node: self.config.name.clone(),
+            incarnation: self.incarnation,
+            version: 0,
+            address: self.address,
+            http: self.config.http,
+            roles: self.config.roles.clone(),
+            software: self.config.software.clone(),
+            instances: Vec::new(),
+        }
+    }
+
+    fn link_setup(
+        &self,
+        endpoints: &Endpoints,
+        handlers: &Tasks,
+        directory: &DirectoryHandle,
+        sessions: &SessionsHandle,
+    ) -> LinkSetup {
+        let (for_reach, for_sessions) = (directory.clone(), sessions.clone());
+        LinkSetup {
+            hello: Hello::new(Party::Node, self.config.name.clone(), self.incarnation, self.config.software.clone()),
+            tls: self.tls.clone(),
+            timings: self.config.timings,
+            endpoints: endpoints.clone(),
+            handlers: handlers.clone(),
+            snapshots: directory.watch(),
+            reach: Arc::new(move |node, _incarnation, reachable| for_reach.set_reachable(node.clone(), reachable)),
+            sessions: Arc::new(move |connection, from| for_sessions.accept(Box::new(connection), from)),
+        }
+    }
+
+    fn session_dial(&self) -> Dial {
+        let (tls, dial_max) = (self.tls.clone(), self.config.timings.dial_max);
+        Arc::new(move |node, address| {
+            let tls = tls.clone();
+            Box::pin(async move {
+                let connection = tls.connect(address, Some(&node), Alpn::Session, dial_max).await;
+                let connection = connection.map_err(std::io::Error::other)?;
+                Ok(Box::new(connection) as SessionStream)
+            })
+        })
+    }
+}
+
+async fn start_handlers(root: &SupervisorHandle) -> Result<Tasks, ClusterError> {
+    let tasks = Tasks::closed(limits::HANDLERS_MAX);
+    let (handle, for_actor) = (Handle::new(), tasks.clone());
+    let make = move || (Handlers, for_actor.clone());
+    root.add(child("handlers", "handlers", Restart::Permanent, &handle, make)).await?;
+    Ok(tasks)
+}
+
+/// Owns the tasks in which stream handlers run. If it dies, they end and their streams break.
+struct Handlers;
+
+struct HandlersMsg;
+
+impl ractor::Message for HandlersMsg {}
+
+impl Actor for Handlers {
+    type Msg = HandlersMsg;
+    type State = TaskOwner;
+    type Arguments = Tasks;
+
+    async fn pre_start(&self, _myself: ActorRef<HandlersMsg>, tasks: Tasks) -> Result<TaskOwner, ActorProcessingErr> {
+        Ok(TaskOwner::open(&tasks))
+    }
+}
