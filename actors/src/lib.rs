@@ -1,12 +1,24 @@
 //! The cast: one actor a file, and the pure decisions they take.
 //!
-//! The files at this level are actors and nothing else, apart from [`tree`], which builds them, and
-//! [`generate`], the words they exchange about a request. What an actor decides is in `route/` and in the
-//! engine crate, without I/O and without a clock.
+//! The actors are [`worker`], [`indexer`] and [`router_shard`]; [`tree`] builds them. What they exchange is in
+//! [`generate`] (a request) and [`report`] (a worker about itself), under the endpoints of [`names`]. What they
+//! decide is in [`route`] and in the engine crate, without I/O and without a clock. [`client`] is how everybody else
+//! asks for tokens.
 
+mod announce;
+mod bundle_door;
+pub mod client;
 pub mod generate;
+pub mod indexer;
 pub mod names;
 pub mod report;
 pub mod route;
+pub mod router_shard;
+mod seat;
+#[cfg(test)]
+mod testing;
+pub mod tree;
+pub mod view;
+pub mod worker;
 
 pub use starling_engine as engine;

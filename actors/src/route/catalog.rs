@@ -4,7 +4,7 @@
 //! routed are one and the same. A worker counts when it is serving, its node is a member and reachable, and
 //! its card agrees with its model's. Never: loads, which are not in the directory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use starling_cluster::discovery::{Instance, InstanceKind, Lifecycle, NodeState, NodeView, Snapshot};
 use starling_engine::{Capabilities, EngineLimits, ModelCard};
@@ -41,8 +41,12 @@ pub struct Catalog {
     pub models: BTreeMap<ModelId, CatalogModel>,
     /// Serving workers left out, each with a sentence why.
     pub refused: Vec<(WorkerId, String)>,
-    /// Nodes with a live router shard, suspects last.
+    /// Nodes with a live router shard.
     pub routers: Vec<NodeId>,
+    /// Nodes with a router shard that failed a probe and may refute.
+    pub routers_suspect: Vec<NodeId>,
+    /// Models that some worker names, whether it can be asked now or not.
+    pub announced: BTreeSet<ModelId>,
 }
 
 impl Catalog {
@@ -53,13 +57,13 @@ impl Catalog {
         for (view, instance) in snapshot.instances(InstanceKind::Worker).filter(|(v, i)| takes_requests(v, i)) {
             catalog.add_worker(view, instance);
         }
-        let mut routers: Vec<_> = snapshot
-            .instances(InstanceKind::Router)
-            .filter(|(view, instance)| takes_requests(view, instance))
-            .map(|(view, _)| (view.state, view.record.node.clone()))
-            .collect();
-        routers.sort();
-        catalog.routers = routers.into_iter().map(|(_, node)| node).collect();
+        let named = snapshot.instances(InstanceKind::Worker).filter_map(|(_, instance)| instance.model.clone());
+        catalog.announced = named.collect();
+        for (view, _) in snapshot.instances(InstanceKind::Router).filter(|(v, i)| takes_requests(v, i)) {
+            let suspect = view.state == NodeState::Suspect;
+            let list = if suspect { &mut catalog.routers_suspect } else { &mut catalog.routers };
+            list.push(view.record.node.clone());
+        }
         catalog
     }
 

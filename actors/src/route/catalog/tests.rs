@@ -65,7 +65,9 @@ fn lif_04_a_model_is_listed_only_when_a_worker_of_it_can_be_asked() {
     for lifecycle in [Lifecycle::Joining, Lifecycle::Warming, Lifecycle::Draining, Lifecycle::Drained, Lifecycle::Gone]
     {
         let nodes = vec![node("a", NodeState::Alive, vec![worker(0, lifecycle, &caps)])];
-        assert!(Catalog::read(&Snapshot { nodes }).models.is_empty(), "{lifecycle:?}");
+        let catalog = Catalog::read(&Snapshot { nodes });
+        assert!(catalog.models.is_empty(), "{lifecycle:?}");
+        assert!(catalog.announced.contains(&caps.card.id), "known, though not to be asked");
     }
     let unreachable = node("a", NodeState::Unreachable, vec![worker(0, Lifecycle::Serving, &caps)]);
     assert!(Catalog::read(&Snapshot { nodes: vec![unreachable] }).models.is_empty());
@@ -89,7 +91,7 @@ fn idx_09_a_worker_with_another_block_size_is_left_out_with_a_reason() {
 }
 
 #[test]
-fn suspects_are_marked_and_suspect_routers_come_last() {
+fn suspects_are_marked_and_suspect_routers_stand_apart() {
     let caps = capabilities("m", 16);
     let nodes = vec![
         node("a", NodeState::Suspect, vec![router(), worker(0, Lifecycle::Serving, &caps)]),
@@ -97,8 +99,9 @@ fn suspects_are_marked_and_suspect_routers_come_last() {
         node("c", NodeState::Unreachable, vec![router()]),
     ];
     let catalog = Catalog::read(&Snapshot { nodes });
-    let routers: Vec<_> = catalog.routers.iter().map(NodeId::as_str).collect();
-    assert_eq!(routers, ["b", "a"]);
+    let names = |nodes: &[NodeId]| nodes.iter().map(|node| node.as_str().to_owned()).collect::<Vec<_>>();
+    assert_eq!(names(&catalog.routers), ["b"]);
+    assert_eq!(names(&catalog.routers_suspect), ["a"]);
     let suspects: Vec<_> = catalog.models[&caps.card.id].workers.iter().map(|worker| worker.suspect).collect();
     assert_eq!(suspects, [true, false]);
 }

@@ -1,0 +1,95 @@
+//! How a gateway, or a program, asks the cluster for tokens: find a worker, open a stream, read frames.
+//!
+//! Called by the gateway's handlers, any number at a time. The same code serves workers of this process and of
+//! others. Never: holds text, HTTP or a KV block. What a request holds (its reservation, its worker stream, its
+//! count) lies in its [`GenerateStream`] and goes with it.
+
+mod bundle;
+mod generate;
+mod outcome;
+mod own_load;
+mod route;
+mod stream;
+
+use std::{sync::Arc, time::Duration};
+
+use starling_engine::{ModelCard, TokenizerBundle};
+use starling_ids::RequestId;
+
+use crate::{
+    generate::{GenerateError, GenerateSpec, ServedModel},
+    indexer::knowledge::Knowledge,
+    view::View,
+};
+use bundle::Bundles;
+use own_load::OwnLoad;
+pub use stream::GenerateStream;
+
+/// One prompt to complete.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// The client request; several prompts of one request share it.
+    pub request: RequestId,
+    /// What is asked for.
+    pub spec: GenerateSpec,
+    /// Time left for all of it, acceptance and answer.
+    pub time_left: Duration,
+    /// W3C `traceparent`, when the client sent one.
+    pub trace_parent: Option<String>,
+    /// Whose request.
+    pub tenant: String,
+    /// Lower runs first.
+    pub priority: i32,
+}
+
+/// The cluster as a client sees it. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct ClusterClient {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    view: Arc<View>,
+    /// What this node's indexer knows, when it has one; helps decide while no shard answers.
+    knowledge: Option<Arc<Knowledge>>,
+    bundles: Bundles,
+    own: OwnLoad,
+}
+
+impl ClusterClient {
+    /// A client of this node's cluster.
+    #[must_use]
+    pub fn new(view: Arc<View>, knowledge: Option<Arc<Knowledge>>) -> Self {
+        let inner = Inner { view, knowledge, bundles: Bundles::default(), own: OwnLoad::default() };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Models that can be asked for now, sorted by name: those and only those that [`ClusterClient::generate`] can route.
+    #[must_use]
+    pub fn models(&self) -> Vec<ServedModel> {
+        let catalog = self.inner.view.catalog();
+        let served = |model: &crate::route::catalog::CatalogModel| ServedModel {
+            card: model.card.clone(),
+            workers: model.workers.len(),
+        };
+        catalog.models.values().map(served).collect()
+    }
+
+    /// Whether at least one model can be asked for.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        !self.inner.view.catalog().models.is_empty()
+    }
+
+    /// Tokenizer and template of a model, from any node that holds it. Kept by digest; concurrent asks share one fetch.
+    pub async fn bundle(&self, card: &ModelCard) -> Result<Arc<TokenizerBundle>, GenerateError> {
+        self.inner.bundles.get(&self.inner.view, card).await
+    }
+
+    /// Finds a worker that accepts the request; resolves before its first token. Dropping the future, or later the
+    /// stream, cancels the request wherever it is.
+    pub async fn generate(&self, call: Call) -> Result<GenerateStream, GenerateError> {
+        generate::generate(&self.inner, call).await
+    }
+}

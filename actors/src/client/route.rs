@@ -1,0 +1,123 @@
+//! Asks the shard that owns a prompt's slot; when no shard answers, chooses by itself and says so.
+//!
+//! Called by the generate loop before each try. The reservation is a stream that stays open: dropping [`Routed`]
+//! gives it back before the next worker is tried.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use starling_cluster::stream::{Context, Fault, FaultKind, Opened, StreamError, StreamRx};
+use starling_ids::{Incarnation, Metric, NodeId, WorkerId};
+use tokio::time::timeout;
+
+use super::{Inner, outcome::Tries, own_load::OwnGuard};
+use crate::{
+    generate::{RouteReply, RouteRequest},
+    indexer::knowledge::WorkerStatus,
+    names,
+    route::{
+        catalog::{Catalog, CatalogWorker},
+        fallback::two_choices,
+        slots::{SLOTS, rank, slot_of},
+    },
+};
+
+/// Longest wait for a shard; a decision takes microseconds, so this is a dead or frozen node.
+const SHARD_MAX: Duration = Duration::from_millis(1_500);
+
+/// Shards asked before this client decides by itself.
+const SHARDS_TRIED: usize = 2;
+
+/// Where to go, and the hold on it.
+#[derive(Debug)]
+pub(super) struct Routed {
+    pub(super) worker: WorkerId,
+    pub(super) incarnation: Incarnation,
+    pub(super) hit_blocks: u32,
+    pub(super) hold: Hold,
+}
+
+/// What is given back when the request ends.
+#[derive(Debug)]
+pub(super) struct Hold {
+    /// The shard's reservation; dropping it cancels, which gives it back. `None` without a shard.
+    _reservation: Option<StreamRx>,
+    _own: OwnGuard,
+}
+
+/// Finds a worker for one try. `None` when there is nobody left; `tries` knows why.
+pub(super) async fn route(inner: &Inner, ask: &RouteRequest, context: &Context, tries: &mut Tries) -> Option<Routed> {
+    let catalog = inner.view.catalog();
+    let slot = slot_of(ask.hashes.first().copied(), SLOTS);
+    let mut shards = rank(&ask.model, slot, catalog.routers.clone());
+    shards.extend(rank(&ask.model, slot, catalog.routers_suspect.clone()));
+    for shard in shards.iter().take(SHARDS_TRIED) {
+        match ask_shard(inner, shard, ask, context).await {
+            Ok((reply, reservation)) => return Some(routed(inner, reply, Some(reservation))),
+            Err(StreamError::Rejected(fault)) if fault.kind == FaultKind::Overloaded => {
+                tries.note_shard(fault);
+                return None;
+            }
+            Err(error) => tracing::debug!(%shard, %error, request = %ask.request, "router shard gave no decision"),
+        }
+    }
+    metrics::counter!(Metric::RouterFallbacks.name()).increment(1);
+    match choose(inner, &catalog, ask) {
+        Some(reply) => Some(routed(inner, reply, None)),
+        None => {
+            tries.note_shard(Fault::new(FaultKind::NotFound, format!("no worker is left for `{}`", ask.model)));
+            None
+        }
+    }
+}
+
+async fn ask_shard(
+    inner: &Inner,
+    shard: &NodeId,
+    ask: &RouteRequest,
+    context: &Context,
+) -> Result<(RouteReply, StreamRx), StreamError> {
+    let mesh = inner.view.mesh();
+    let unreadable = |error: &dyn std::fmt::Display| StreamError::Broken(format!("not understood: {error}"));
+    let snapshot = mesh.snapshot();
+    let node = snapshot.node(shard).ok_or_else(|| StreamError::UnknownNode(shard.clone()))?;
+    let body: Bytes = rmp_serde::to_vec(ask).map_err(|error| unreadable(&error))?.into();
+    let endpoint = names::router_route();
+    let opening = mesh.open(shard, node.record.incarnation, &endpoint, context.clone(), body);
+    let opened = timeout(SHARD_MAX, opening).await.map_err(|_| StreamError::Deadline)?;
+    let Opened { reply, tx, rx } = opened?;
+    // Nothing is sent on it; the reading half is the hold.
+    tx.end();
+    let reply = rmp_serde::from_slice(&reply).map_err(|error| unreadable(&error))?;
+    Ok((reply, rx))
+}
+
+/// The choice without a shard: two drawn at random, the less loaded one, suspects only when there is nobody else.
+fn choose(inner: &Inner, catalog: &Catalog, ask: &RouteRequest) -> Option<RouteReply> {
+    let model = catalog.models.get(&ask.model)?;
+    let left = || model.workers.iter().filter(|worker| !ask.exclude.contains(&worker.id));
+    let mut workers: Vec<&CatalogWorker> = left().filter(|worker| !worker.suspect).collect();
+    if workers.is_empty() {
+        workers = left().collect();
+    }
+    let lives = workers.iter().map(|worker| (&worker.id, worker.incarnation));
+    let known = match &inner.knowledge {
+        Some(knowledge) => knowledge.survey(lives, &[]),
+        None => vec![None; workers.len()],
+    };
+    let loads: Vec<u32> = workers.iter().zip(known).map(|(worker, status)| last_load(inner, worker, status)).collect();
+    let chosen = workers.get(two_choices(&loads, rand::random())?)?;
+    Some(RouteReply { worker: chosen.id.clone(), incarnation: chosen.incarnation, hit_blocks: 0 })
+}
+
+fn last_load(inner: &Inner, worker: &CatalogWorker, status: Option<WorkerStatus>) -> u32 {
+    let own = inner.own.of(&worker.id, worker.incarnation);
+    let reported = status.and_then(|status| status.report).map(|(_, report)| report.load);
+    own.max(reported.map_or(0, |load| load.running.saturating_add(load.waiting)))
+}
+
+fn routed(inner: &Inner, reply: RouteReply, reservation: Option<StreamRx>) -> Routed {
+    let RouteReply { worker, incarnation, hit_blocks } = reply;
+    let hold = Hold { _reservation: reservation, _own: inner.own.count(&worker, incarnation) };
+    Routed { worker, incarnation, hit_blocks, hold }
+}

@@ -1,0 +1,262 @@
+//! What a router node knows of the workers: their prefixes, their loads, whether they are heard.
+//!
+//! Written by the indexer's subscriptions, read by the router shard and the client without any mailbox; the lock is
+//! held for microseconds. Each subscription writes under a token; a token that was replaced writes nothing, so
+//! events that were on their way when a worker left put nothing back.
+//! Bounds: the index's own limit; one entry per worker followed.
+
+use std::{
+    collections::HashMap,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    time::{Duration, Instant},
+};
+
+use starling_ids::{BlockHash, Incarnation, Metric, WorkerId};
+use starling_kv::{
+    events::{EventBatch, EventCursor, WrongIncarnation},
+    index::{IndexError, IndexLimits, PrefixIndex},
+};
+
+use crate::report::{InventoryPart, LoadReport};
+
+/// A worker not heard for this long is not given requests while there are others.
+pub const SILENCE_MAX: Duration = Duration::from_secs(2);
+
+/// An engine that has not come round for this long is not given requests while there are others.
+const STUCK_MS: u64 = 10_000;
+
+/// How long a worker that just appeared may stay unheard.
+const INTRODUCTION_MAX: Duration = Duration::from_secs(3);
+
+/// Names the subscription that may write about a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Token(u64);
+
+/// Why a subscription must begin again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unfit {
+    /// Another subscription took over, or the worker is not followed any more.
+    #[error("the worker is followed by another subscription or not at all")]
+    Replaced,
+    /// Events are missing.
+    #[error("expected event {expected}, got {got}")]
+    Gap { expected: u64, got: u64 },
+    /// Events came before the inventory was whole.
+    #[error("events before the inventory")]
+    NoInventory,
+    /// They are of another life.
+    #[error(transparent)]
+    OtherLife(#[from] WrongIncarnation),
+    /// The index refuses it.
+    #[error(transparent)]
+    Refused(#[from] IndexError),
+}
+
+/// What is known of one worker, at the moment of asking.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkerStatus {
+    /// Leading blocks of the prompt that it holds.
+    pub hit_blocks: u32,
+    /// Its last report and when it came, on [`Knowledge::now`]'s clock.
+    pub report: Option<(Duration, LoadReport)>,
+    /// Heard lately, not stuck and not draining; true also for one that just appeared.
+    pub sound: bool,
+}
+
+#[derive(Debug)]
+struct Followed {
+    token: Token,
+    incarnation: Incarnation,
+    since: Duration,
+    connected: bool,
+    heard: Option<Duration>,
+    report: Option<(Duration, LoadReport)>,
+    /// Parts of an inventory that is not whole yet.
+    parts: Vec<(Option<BlockHash>, BlockHash)>,
+    /// How far the events were read; `None` before the inventory is whole.
+    cursor: Option<EventCursor>,
+}
+
+impl Followed {
+    fn sound(&self, now: Duration) -> bool {
+        let Some(heard) = self.heard else { return now.saturating_sub(self.since) < INTRODUCTION_MAX };
+        let works = self.report.as_ref().is_none_or(|(_, report)| !report.draining && report.turn_age_ms < STUCK_MS);
+        self.connected && works && now.saturating_sub(heard) < SILENCE_MAX
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    index: PrefixIndex,
+    followed: HashMap<WorkerId, Followed>,
+    tokens: u64,
+}
+
+/// See the module. Shared; outlives the indexer's restarts.
+#[derive(Debug)]
+pub struct Knowledge {
+    began: Instant,
+    inner: RwLock<Inner>,
+}
+
+impl Default for Knowledge {
+    fn default() -> Self {
+        let inner = Inner { index: PrefixIndex::new(IndexLimits::default()), followed: HashMap::new(), tokens: 0 };
+        Self { began: Instant::now(), inner: RwLock::new(inner) }
+    }
+}
+
+impl Knowledge {
+    /// Time since it was made; the clock of all its times.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// What is known of these workers' lives with regard to a prompt, in their order; `None` for one that is not followed.
+    /// One look at the index for all of them.
+    #[must_use]
+    pub fn survey<'a>(
+        &self,
+        workers: impl IntoIterator<Item = (&'a WorkerId, Incarnation)>,
+        hashes: &[BlockHash],
+    ) -> Vec<Option<WorkerStatus>> {
+        let now = self.now();
+        let inner = self.read();
+        let depths: HashMap<WorkerId, usize> =
+            inner.index.matches(hashes, usize::MAX).into_iter().map(|found| (found.worker, found.depth)).collect();
+        let status = |(worker, incarnation): (&WorkerId, Incarnation)| {
+            let followed = inner.followed.get(worker).filter(|followed| followed.incarnation == incarnation)?;
+            let depth = depths.get(worker).copied().unwrap_or(0);
+            let hit_blocks = u32::try_from(depth).unwrap_or(u32::MAX);
+            Some(WorkerStatus { hit_blocks, report: followed.report.clone(), sound: followed.sound(now) })
+        };
+        workers.into_iter().map(status).collect()
+    }
+
+    /// (worker, block) pairs known.
+    #[must_use]
+    pub fn memberships(&self) -> usize {
+        self.read().index.memberships()
+    }
+
+    /// Workers whose inventory is here and who are sound.
+    #[must_use]
+    pub fn heard(&self) -> usize {
+        let now = self.now();
+        self.read().followed.values().filter(|followed| followed.cursor.is_some() && followed.sound(now)).count()
+    }
+
+    /// Begins to follow a worker's life; the token is its subscription's.
+    pub(crate) fn follow(&self, worker: &WorkerId, incarnation: Incarnation) -> Result<Token, IndexError> {
+        let since = self.now();
+        let mut inner = self.write();
+        inner.index.add_worker(worker.clone(), incarnation)?;
+        inner.tokens += 1;
+        let token = Token(inner.tokens);
+        let (heard, report, parts, cursor) = (None, None, Vec::new(), None);
+        let followed = Followed { token, incarnation, since, connected: false, heard, report, parts, cursor };
+        inner.followed.insert(worker.clone(), followed);
+        Ok(token)
+    }
+
+    /// Forgets a worker and all it holds.
+    pub(crate) fn forget(&self, worker: &WorkerId) {
+        let mut inner = self.write();
+        inner.followed.remove(worker);
+        inner.index.remove_worker(worker);
+        gauge(&inner);
+    }
+
+    /// Forgets everything, as a new indexer begins.
+    pub(crate) fn clear(&self) {
+        let mut inner = self.write();
+        inner.followed.clear();
+        inner.index = PrefixIndex::new(IndexLimits::default());
+        gauge(&inner);
+    }
+
+    /// A subscription began or ended. Ended: the worker is not sound until it is heard again.
+    pub(crate) fn connected(&self, worker: &WorkerId, token: Token, connected: bool) -> Result<(), Unfit> {
+        let mut inner = self.write();
+        let followed = inner.by(worker, token)?;
+        followed.connected = connected;
+        followed.parts.clear();
+        followed.cursor = None;
+        Ok(())
+    }
+
+    /// Takes a part of an inventory; the last one replaces what was known.
+    pub(crate) fn inventory(&self, worker: &WorkerId, token: Token, part: InventoryPart) -> Result<(), Unfit> {
+        let now = self.now();
+        let mut guard = self.write();
+        let inner = &mut *guard;
+        let followed = inner.by(worker, token)?;
+        followed.heard = Some(now);
+        followed.parts.extend(part.blocks);
+        if part.more {
+            return Ok(());
+        }
+        let blocks = std::mem::take(&mut followed.parts);
+        let mut cursor = EventCursor::new(followed.incarnation);
+        cursor.resynced(part.incarnation, part.seq)?;
+        followed.cursor = Some(cursor);
+        inner.index.reset(worker, part.incarnation, &blocks)?;
+        metrics::counter!(Metric::IndexResyncs.name()).increment(1);
+        gauge(inner);
+        Ok(())
+    }
+
+    /// Applies a batch of events; one that was seen already changes nothing.
+    pub(crate) fn events(&self, worker: &WorkerId, token: Token, batch: EventBatch) -> Result<(), Unfit> {
+        let now = self.now();
+        let mut guard = self.write();
+        let inner = &mut *guard;
+        let followed = inner.by(worker, token)?;
+        followed.heard = Some(now);
+        let cursor = followed.cursor.as_mut().ok_or(Unfit::NoInventory)?;
+        let (expected, got, incarnation) = (cursor.next(), batch.seq, batch.incarnation);
+        let ready = cursor.accept(batch)?;
+        if ready.resync {
+            return Err(Unfit::Gap { expected, got });
+        }
+        for event in &ready.events {
+            inner.index.apply(worker, incarnation, event)?;
+        }
+        metrics::counter!(Metric::IndexEvents.name()).increment(ready.events.len() as u64);
+        gauge(inner);
+        Ok(())
+    }
+
+    /// Takes a load report.
+    pub(crate) fn load(&self, worker: &WorkerId, token: Token, report: LoadReport) -> Result<(), Unfit> {
+        let now = self.now();
+        let mut inner = self.write();
+        let followed = inner.by(worker, token)?;
+        followed.heard = Some(now);
+        followed.report = Some((now, report));
+        Ok(())
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
+        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn by(&mut self, worker: &WorkerId, token: Token) -> Result<&mut Followed, Unfit> {
+        self.followed.get_mut(worker).filter(|followed| followed.token == token).ok_or(Unfit::Replaced)
+    }
+}
+
+fn gauge(inner: &Inner) {
+    // Below 2^53, so exact.
+    metrics::gauge!(Metric::IndexBlocks.name()).set(inner.index.memberships() as f64);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,213 @@
+//! The cast's part of a node's actor tree, built in one place.
+//!
+//! ```text
+//! workers            supervisor, in the worker role
+//! ├─ workers/0       Worker: one engine
+//! └─ workers/N
+//! router             supervisor, in the router role
+//! ├─ router/indexer  Indexer: prefixes and loads of all workers
+//! └─ router/shard    RouterShard: decides, reserves
+//! ```
+//!
+//! Called by the program that assembles a node. The gateway adds its own supervisor beside these.
+
+#[cfg(test)]
+mod tests;
+
+use std::{sync::Arc, time::Duration};
+
+use starling_cluster::{
+    discovery::Lifecycle,
+    mesh::Mesh,
+    supervise::{Handle, Policy, Restart, SuperviseError, SupervisorHandle, child},
+};
+use starling_engine::LoadedModel;
+use starling_ids::RequestId;
+use thiserror::Error;
+
+use crate::{
+    bundle_door::BundleDoor,
+    client::ClusterClient,
+    indexer::{Indexer, IndexerArgs, knowledge::Knowledge},
+    names,
+    route::receipt::Receipt,
+    router_shard::{RouterShard, ShardShared},
+    view::View,
+    worker::{Worker, WorkerShared},
+};
+
+/// What a worker node computes with.
+#[derive(Clone)]
+pub struct WorkerRole {
+    /// The loaded model; every worker builds its own engine from it.
+    pub model: Arc<dyn LoadedModel>,
+    /// `embedded` or `simulated`: a label in tables.
+    pub engine: String,
+    /// How many workers, at least 1.
+    pub count: u16,
+}
+
+/// Which parts of the cast a node runs.
+#[derive(Clone, Default)]
+pub struct NodeOptions {
+    /// Workers; `None` for a node that does not compute.
+    pub worker: Option<WorkerRole>,
+    /// A router shard and its indexer.
+    pub router: bool,
+}
+
+/// Why the cast did not start.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// An actor did not start.
+    #[error(transparent)]
+    Actor(#[from] SuperviseError),
+    /// The model's tokenizer cannot be sent.
+    #[error("the tokenizer bundle could not be encoded: {0}")]
+    Bundle(#[from] rmp_serde::encode::Error),
+}
+
+/// The cast on one node. Dropping it stops nothing; [`Node::stop`] does.
+pub struct Node {
+    mesh: Mesh,
+    client: ClusterClient,
+    workers: Vec<Arc<WorkerShared>>,
+    shard: Option<Arc<ShardShared>>,
+    supervisors: Vec<SupervisorHandle>,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Node({}, {} workers)", self.mesh.node(), self.workers.len())
+    }
+}
+
+impl Node {
+    /// Starts the parts asked for under the mesh's root supervisor. Returns before engines are built;
+    /// [`Node::ready`] waits for that.
+    pub async fn start(mesh: &Mesh, options: NodeOptions) -> Result<Self, NodeError> {
+        let view = View::new(mesh);
+        let knowledge = options.router.then(Arc::<Knowledge>::default);
+        let client = ClusterClient::new(view.clone(), knowledge.clone());
+        let (workers, shard, supervisors) = (Vec::new(), None, Vec::new());
+        let mut node = Self { mesh: mesh.clone(), client, workers, shard, supervisors };
+        if let Some(role) = options.worker {
+            node.start_workers(role).await?;
+        }
+        if let Some(knowledge) = knowledge {
+            node.start_router(&view, &knowledge).await?;
+        }
+        Ok(node)
+    }
+
+    /// The cluster as a client of this node sees it.
+    #[must_use]
+    pub fn client(&self) -> &ClusterClient {
+        &self.client
+    }
+
+    /// The workers of this node.
+    #[must_use]
+    pub fn workers(&self) -> &[Arc<WorkerShared>] {
+        &self.workers
+    }
+
+    /// Resolves when every worker of this node serves. A node without workers is ready at once.
+    pub async fn ready(&self) {
+        for worker in &self.workers {
+            // The sender of the watch lives in the worker held here, so waiting cannot fail.
+            worker.lifecycle().wait_for(|lifecycle| *lifecycle >= Lifecycle::Serving).await.ok();
+        }
+    }
+
+    /// Why a request went where it went, by this node's shard; empty when it did not decide or forgot.
+    pub async fn explain(&self, request: RequestId) -> Vec<Receipt> {
+        match &self.shard {
+            Some(shard) => shard.explain(request).await,
+            None => Vec::new(),
+        }
+    }
+
+    /// Requests that this node's workers work for.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.workers.iter().map(|worker| *worker.in_flight.borrow()).sum()
+    }
+
+    /// Reservations that this node's shard holds.
+    #[must_use]
+    pub fn reservations(&self) -> usize {
+        self.shard.as_ref().map_or(0, |shard| shard.reservations())
+    }
+
+    /// (worker, block) pairs in this node's prefix index.
+    #[must_use]
+    pub fn indexed_blocks(&self) -> usize {
+        self.shard.as_ref().map_or(0, |shard| shard.knowledge.memberships())
+    }
+
+    /// Workers that this node's indexer hears.
+    #[must_use]
+    pub fn heard(&self) -> usize {
+        self.shard.as_ref().map_or(0, |shard| shard.knowledge.heard())
+    }
+
+    /// Takes nothing new and lets what runs finish. True when all of it did before `limit` was over.
+    pub async fn drain(&self, limit: Duration) -> bool {
+        for worker in &self.workers {
+            worker.drain();
+        }
+        if let Some(shard) = &self.shard {
+            // Other shards take over; this one still answers who asks meanwhile.
+            shard.publish(Lifecycle::Draining);
+        }
+        let all = futures::future::join_all(self.workers.iter().map(|worker| worker.drained()));
+        tokio::time::timeout(limit, all).await.is_ok()
+    }
+
+    /// Stops the cast, last started first. Streams that still run end with a typed fault.
+    pub async fn stop(self) {
+        if let Some(shard) = &self.shard {
+            shard.close();
+        }
+        for worker in &self.workers {
+            worker.close();
+        }
+        if !self.workers.is_empty() {
+            self.mesh.endpoints().remove(&names::node_bundle());
+        }
+        for supervisor in self.supervisors.iter().rev() {
+            if let Err(error) = supervisor.stop_all().await {
+                tracing::warn!(supervisor = supervisor.path(), %error, "did not stop in order");
+            }
+        }
+    }
+
+    async fn start_workers(&mut self, role: WorkerRole) -> Result<(), NodeError> {
+        let supervisor = self.mesh.supervisor().child_supervisor("workers", Policy::default()).await?;
+        self.supervisors.push(supervisor.clone());
+        self.mesh.endpoints().serve(names::node_bundle(), BundleDoor::new(role.model.as_ref())?);
+        for index in 0..role.count {
+            let shared = WorkerShared::new(&self.mesh, index, role.model.clone(), &role.engine);
+            self.workers.push(shared.clone());
+            let handle = shared.handle().clone();
+            let make = move || (Worker, shared.clone());
+            supervisor.add(child(index.to_string(), "worker", Restart::Permanent, &handle, make)).await?;
+        }
+        Ok(())
+    }
+
+    async fn start_router(&mut self, view: &Arc<View>, knowledge: &Arc<Knowledge>) -> Result<(), NodeError> {
+        let supervisor = self.mesh.supervisor().child_supervisor("router", Policy::default()).await?;
+        self.supervisors.push(supervisor.clone());
+        let args = IndexerArgs { view: view.clone(), knowledge: knowledge.clone() };
+        let make = move || (Indexer, args.clone());
+        supervisor.add(child("indexer", "indexer", Restart::Permanent, &Handle::new(), make)).await?;
+        let shared = ShardShared::new(view, knowledge);
+        self.shard = Some(shared.clone());
+        let handle = shared.handle().clone();
+        let make = move || (RouterShard, shared.clone());
+        supervisor.add(child("shard", "router-shard", Restart::Permanent, &handle, make)).await?;
+        Ok(())
+    }
+}

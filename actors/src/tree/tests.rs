@@ -1,0 +1,118 @@
+use std::{collections::HashSet, time::Duration};
+
+use futures::future::join_all;
+
+use crate::{
+    generate::GenerateError,
+    testing::{Rig, TestModel, all, eventually, prompt, spec, within},
+};
+
+/// A router with a client, and two nodes that compute, all in one process but each a node of its own: streams
+/// between them go over links.
+struct Three {
+    front: Rig,
+    workers: Vec<Rig>,
+}
+
+impl Three {
+    async fn start(name: &str, model: TestModel) -> Self {
+        let front = Rig::join(&format!("{name}-front"), None, true, Vec::new()).await;
+        let seeds = vec![front.mesh.address().to_string()];
+        let mut workers = Vec::new();
+        for at in 0..2 {
+            let name = format!("{name}-w{at}");
+            workers.push(Rig::join(&name, Some((model.clone(), 1)), false, seeds.clone()).await);
+        }
+        let three = Self { front, workers };
+        eventually("both workers heard", || three.front.node.heard() == 2).await;
+        three
+    }
+
+    async fn end(self) {
+        self.front.at_rest().await;
+        for rig in self.workers {
+            rig.end().await;
+        }
+        self.front.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_code_serves_workers_of_other_nodes() {
+    let three = Three::start("tree-remote", TestModel::new()).await;
+    let mut first = HashSet::new();
+    for kind in 0..4 {
+        let stream = three.front.generate(spec(prompt(kind * 100, 320), 20)).await.expect("accepted");
+        first.insert(stream.worker.clone());
+        let frames = all(stream).await.expect("an answer");
+        let tokens: Vec<_> = frames.iter().flat_map(|frame| frame.tokens.iter().map(|token| token.id)).collect();
+        assert_eq!(tokens, (1..=20).collect::<Vec<_>>());
+    }
+    assert_eq!(first.len(), 2);
+    eventually("all blocks indexed", || three.front.node.indexed_blocks() == 4 * 20).await;
+    let warm = three.front.complete(spec(prompt(100, 320), 1)).await.expect("an answer");
+    assert!(warm[0].cached_tokens.expect("told") >= 304);
+    let card = three.front.node.client().models()[0].card.clone();
+    let bundle = three.front.node.client().bundle(&card).await.expect("fetched over a link");
+    assert_eq!(bundle.digest(), card.bundle_digest);
+    three.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_frees_the_sequences_of_another_node() {
+    let three = Three::start("tree-cancel", TestModel::slow(5)).await;
+    let calls = (0..6).map(|kind| three.front.generate(spec(prompt(kind, 40), 4_000)));
+    let streams: Vec<_> = join_all(calls).await.into_iter().map(|stream| stream.expect("accepted")).collect();
+    assert_eq!(three.front.node.reservations(), 6);
+    let in_flight = || three.workers.iter().map(|rig| rig.node.in_flight()).sum::<usize>();
+    assert_eq!(in_flight(), 6);
+    drop(streams);
+    eventually("nothing in flight", || in_flight() == 0).await;
+    three.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_leaves_ends_its_own_streams_and_new_requests_go_on() {
+    let mut three = Three::start("tree-leave", TestModel::slow(5)).await;
+    let calls = (0..8).map(|kind| three.front.generate(spec(prompt(kind * 40, 40), 200)));
+    let streams: Vec<_> = join_all(calls).await.into_iter().map(|stream| stream.expect("accepted")).collect();
+    let gone = three.workers.pop().expect("a worker node");
+    let name = gone.mesh.node().clone();
+    gone.mesh.leave().await;
+    for kind in 100..104 {
+        let frames = three.front.complete(spec(prompt(kind, 40), 2)).await.expect("the other one serves");
+        assert_eq!(frames.len(), 2);
+    }
+    for stream in streams {
+        let lost = stream.worker.node == name;
+        match all(stream).await {
+            Ok(frames) => assert!(!lost && frames.len() == 200),
+            Err(GenerateError::WorkerLost { worker, .. }) => assert!(lost && worker.node == name),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    let front = &three.front;
+    eventually("it left the list", || front.node.client().models().iter().all(|model| model.workers == 1)).await;
+    three.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_goes_is_replaced_by_the_next_in_rank() {
+    let three = Three::start("tree-owner", TestModel::new()).await;
+    let seeds = vec![three.front.mesh.address().to_string()];
+    let second = Rig::join("tree-owner-second", None, true, seeds).await;
+    eventually("the second hears both", || second.node.heard() == 2).await;
+    within("served through either", async {
+        for kind in 0..5 {
+            assert_eq!(second.complete(spec(prompt(kind, 40), 2)).await.expect("served").len(), 2);
+        }
+    })
+    .await;
+    three.front.mesh.leave().await;
+    let call = second.generate_within(spec(prompt(50, 40), 2), Duration::from_secs(10));
+    assert_eq!(all(call.await.expect("served by the next")).await.expect("an answer").len(), 2);
+    for rig in three.workers {
+        rig.end().await;
+    }
+    second.end().await;
+}

@@ -1,0 +1,265 @@
+//! Computes: owns one engine, admits requests to it, delivers its tokens, publishes its events and load.
+//!
+//! Parent: `workers` supervisor. Children: none; the engine thread and the stream tasks belong to its state.
+//! Mailbox: news of its own engine thread and a changed lifecycle, a handful in a life; requests never pass it:
+//! they go through the bounded command channel of [`port`].
+//! Owns: the engine and its KV blocks, the streams of the requests it took, its entry in the directory.
+//! Never: blocks on a client, nor keeps a block or a count in anything but a guard of its state.
+//! If it dies: its streams end with a typed fault, its KV blocks are lost, indexers see their subscription end
+//! and take a new inventory; it is started again with an empty engine.
+
+mod doors;
+mod engine_thread;
+mod forward;
+mod ledger;
+mod meter;
+mod port;
+mod publisher;
+mod rates;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::sync_channel,
+    },
+};
+
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use serde_bytes::ByteBuf;
+use starling_cluster::{
+    discovery::{Instance, InstanceKind, Lifecycle},
+    mesh::Mesh,
+    supervise::{Handle, TaskOwner},
+};
+use starling_engine::{Capabilities, EngineLoad, LoadedModel};
+use starling_ids::{Incarnation, WorkerId};
+use tokio::sync::watch;
+
+use crate::{
+    announce::{announce, withdraw},
+    names,
+    report::LoadReport,
+    route::score::Rates,
+    seat::{Seat, Seated},
+};
+use doors::{EventsDoor, GenerateDoor};
+use engine_thread::{EngineArgs, EngineNews, EngineThread};
+use port::{COMMANDS_MAX, Cancels, Port, Pulse};
+
+/// Streams of one worker, requests and subscribers together.
+const STREAMS_MAX: usize = 16_384;
+
+/// What outlives a worker's restarts: its name, its model, its doors, whether it drains.
+pub struct WorkerShared {
+    pub(crate) id: WorkerId,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) mesh: Mesh,
+    pub(crate) model: Arc<dyn LoadedModel>,
+    /// `embedded`, `simulated`: for tables.
+    pub(crate) engine: String,
+    pub(crate) seat: Arc<Seat<Port>>,
+    pub(crate) draining: AtomicBool,
+    /// Requests accepted or about to be.
+    pub(crate) in_flight: watch::Sender<usize>,
+    pub(crate) lifecycle: watch::Sender<Lifecycle>,
+    /// Lives of the actor in this process.
+    epoch: AtomicU64,
+    handle: Handle<WorkerMsg>,
+}
+
+impl std::fmt::Debug for WorkerShared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "WorkerShared({})", self.id)
+    }
+}
+
+impl WorkerShared {
+    pub(crate) fn new(mesh: &Mesh, index: u16, model: Arc<dyn LoadedModel>, engine: &str) -> Arc<Self> {
+        let shared = Arc::new(Self {
+            id: WorkerId { node: mesh.node().clone(), index },
+            incarnation: mesh.incarnation(),
+            mesh: mesh.clone(),
+            model,
+            engine: engine.to_owned(),
+            seat: Arc::default(),
+            draining: AtomicBool::new(false),
+            in_flight: watch::channel(0).0,
+            lifecycle: watch::channel(Lifecycle::Joining).0,
+            epoch: AtomicU64::new(0),
+            handle: Handle::new(),
+        });
+        mesh.endpoints().serve(names::worker_generate(index), Arc::new(GenerateDoor(shared.clone())));
+        mesh.endpoints().serve(names::worker_events(index), Arc::new(EventsDoor(shared.clone())));
+        shared
+    }
+
+    /// Who it is.
+    #[must_use]
+    pub fn id(&self) -> &WorkerId {
+        &self.id
+    }
+
+    /// Where it is in its life, and news of it.
+    #[must_use]
+    pub fn lifecycle(&self) -> watch::Receiver<Lifecycle> {
+        self.lifecycle.subscribe()
+    }
+
+    pub(crate) fn handle(&self) -> &Handle<WorkerMsg> {
+        &self.handle
+    }
+
+    /// Takes nothing new from now on; what runs goes on.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+        self.publish(Lifecycle::Draining, None);
+    }
+
+    /// Waits until nothing runs any more, then says so.
+    pub(crate) async fn drained(&self) {
+        // The sender of the watch lives in `self`, so waiting cannot fail.
+        self.in_flight.subscribe().wait_for(|count| *count == 0).await.ok();
+        self.publish(Lifecycle::Drained, None);
+    }
+
+    /// Takes its doors and its entry away.
+    pub(crate) fn close(&self) {
+        self.mesh.endpoints().remove(&names::worker_generate(self.id.index));
+        self.mesh.endpoints().remove(&names::worker_events(self.id.index));
+        withdraw(&self.mesh, &names::worker_generate(self.id.index));
+        self.lifecycle.send_replace(Lifecycle::Gone);
+    }
+
+    /// Writes the directory's entry. Without capabilities the entry's own stay.
+    fn publish(&self, lifecycle: Lifecycle, capabilities: Option<&Capabilities>) {
+        let card = capabilities.and_then(|capabilities| rmp_serde::to_vec(capabilities).ok()).map(ByteBuf::from);
+        let mut labels = BTreeMap::new();
+        labels.insert("engine".to_owned(), self.engine.clone());
+        labels.insert("epoch".to_owned(), self.epoch.load(Ordering::Relaxed).to_string());
+        if let Some(capabilities) = capabilities {
+            labels.insert("capacity".to_owned(), capabilities.limits.sequences_max.to_string());
+        }
+        announce(
+            &self.mesh,
+            Instance {
+                endpoint: names::worker_generate(self.id.index),
+                kind: InstanceKind::Worker,
+                lifecycle,
+                model: Some(self.model.card().id.clone()),
+                labels,
+                card,
+            },
+        );
+        self.lifecycle.send_replace(lifecycle);
+    }
+}
+
+/// What a worker is told.
+#[derive(Debug)]
+pub(crate) enum WorkerMsg {
+    /// Its engine thread has news.
+    Engine(EngineNews),
+}
+
+impl ractor::Message for WorkerMsg {}
+
+/// The actor.
+pub(crate) struct Worker;
+
+/// What one life owns. The order matters: the face goes first, then the engine with all its outboxes, then the
+/// streams, which have seen the outboxes close or are ended by their guards.
+pub(crate) struct WorkerState {
+    _seated: Seated<Port>,
+    _engine: EngineThread,
+    _tasks: TaskOwner,
+    _entry: WarmingEntry,
+}
+
+/// Takes a dead worker out of routing at once: its entry says warming until its engine is built again.
+struct WarmingEntry(Arc<WorkerShared>);
+
+impl Drop for WarmingEntry {
+    fn drop(&mut self) {
+        if *self.0.lifecycle.borrow() == Lifecycle::Serving {
+            self.0.publish(Lifecycle::Warming, None);
+        }
+    }
+}
+
+impl Actor for Worker {
+    type Msg = WorkerMsg;
+    type State = WorkerState;
+    type Arguments = Arc<WorkerShared>;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<WorkerMsg>,
+        shared: Arc<WorkerShared>,
+    ) -> Result<WorkerState, ActorProcessingErr> {
+        shared.epoch.fetch_add(1, Ordering::Relaxed);
+        if !shared.draining.load(Ordering::SeqCst) {
+            shared.publish(Lifecycle::Warming, None);
+        }
+        let tasks = TaskOwner::new(STREAMS_MAX);
+        let (commands, inbox) = sync_channel(COMMANDS_MAX);
+        let (load_sender, load) = watch::channel(first_report(&shared));
+        let port = Arc::new(Port {
+            commands: commands.clone(),
+            cancels: Arc::new(Cancels::default()),
+            load,
+            pulse: Arc::new(Pulse::new()),
+            limits: Arc::new(OnceLock::new()),
+            tasks: tasks.tasks(),
+            next_key: AtomicU64::new(0),
+        });
+        let args = EngineArgs {
+            worker: shared.id.clone(),
+            incarnation: shared.incarnation,
+            model: shared.model.clone(),
+            commands: inbox,
+            cancels: port.cancels.clone(),
+            load: load_sender,
+            pulse: port.pulse.clone(),
+            limits: port.limits.clone(),
+            // An actor that has ended needs no news.
+            tell: Box::new(move |news| drop(myself.send_message(WorkerMsg::Engine(news)))),
+        };
+        let engine = EngineThread::start(args, commands)?;
+        let entry = WarmingEntry(shared.clone());
+        Ok(WorkerState { _seated: shared.seat.sit(port), _engine: engine, _tasks: tasks, _entry: entry })
+    }
+
+    async fn handle(
+        &self,
+        _myself: ActorRef<WorkerMsg>,
+        message: WorkerMsg,
+        state: &mut WorkerState,
+    ) -> Result<(), ActorProcessingErr> {
+        let shared = &state._entry.0;
+        match message {
+            WorkerMsg::Engine(EngineNews::Ready(capabilities)) => {
+                if !shared.draining.load(Ordering::SeqCst) {
+                    shared.publish(Lifecycle::Serving, Some(&capabilities));
+                }
+                tracing::info!(worker = %shared.id, model = %capabilities.card.id, "worker serves");
+                Ok(())
+            }
+            WorkerMsg::Engine(EngineNews::Ended(reason)) => Err(format!("the engine ended: {reason}").into()),
+        }
+    }
+}
+
+fn first_report(shared: &WorkerShared) -> LoadReport {
+    LoadReport {
+        worker: shared.id.clone(),
+        incarnation: shared.incarnation,
+        draining: false,
+        load: EngineLoad::default(),
+        rates: Rates::default(),
+        turn_age_ms: 0,
+    }
+}

@@ -1,0 +1,208 @@
+//! The two endpoints of a worker: requests in, events out. Refusals are typed and come before any accept.
+//!
+//! Called by links and local opens, on the runtime. Registered once per worker for the life of the node; the seat
+//! leads to the worker's present life. Bounds: the command channel; the engine's queue says the last word.
+
+use std::{
+    sync::{Arc, atomic::Ordering, mpsc::TrySendError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use starling_cluster::stream::{Context, Fault, FaultKind, Incoming, StreamHandler};
+use starling_engine::SubmitError;
+use starling_ids::Metric;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, timeout},
+};
+
+use super::{
+    WorkerShared,
+    forward::{InFlightGuard, RequestStream, Subscription, TypedEnd, forward, publish},
+    port::{CancelGuard, Command, Delivery, Port, Submission},
+};
+use crate::generate::{Accepted, GenerateSpec, WorkerRequest};
+
+/// Most answers of one request.
+const CHOICES_MAX: u32 = 16;
+
+/// Longest wait for the engine thread's verdict; it comes between two steps.
+const VERDICT_MAX: Duration = Duration::from_secs(20);
+
+/// When a refused client may try again.
+const RETRY_AFTER_MS: u64 = 1_000;
+
+/// Takes requests.
+pub(crate) struct GenerateDoor(pub(crate) Arc<WorkerShared>);
+
+impl StreamHandler for GenerateDoor {
+    fn open(&self, incoming: Incoming) -> BoxFuture<'static, ()> {
+        let shared = self.0.clone();
+        async move {
+            let Incoming { context, body, acceptor, .. } = incoming;
+            match admit(&shared, &context, &body).await {
+                Err(fault) => {
+                    let reason = fault.kind.label();
+                    metrics::counter!(Metric::WorkerRejected.name(), "reason" => reason).increment(1);
+                    acceptor.reject(fault);
+                }
+                Ok(Admitted { outbox, cancel, in_flight, reply }) => {
+                    // An opener that has gone drops the guards here, which cancels the sequences.
+                    let Some((tx, rx)) = acceptor.accept(reply) else { return };
+                    let deadline = Instant::now().checked_add(context.time_left);
+                    let tasks = cancel.port.tasks.clone();
+                    let stream = RequestStream { outbox, tx: TypedEnd::new(tx), rx, cancel, in_flight, deadline };
+                    // Refused when the worker died just now: the guards cancel and end the stream with its fault.
+                    tasks.spawn(forward(stream));
+                }
+            }
+        }
+        .boxed()
+    }
+}
+
+struct Admitted {
+    outbox: mpsc::Receiver<Delivery>,
+    cancel: CancelGuard,
+    in_flight: InFlightGuard,
+    reply: Bytes,
+}
+
+async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Result<Admitted, Fault> {
+    let request: WorkerRequest = rmp_serde::from_slice(body)
+        .map_err(|error| Fault::new(FaultKind::Invalid, format!("the request cannot be read: {error}")))?;
+    let port = check(shared, &request)?;
+    let in_flight = InFlightGuard::new(shared);
+    // Counted first, then looked at again: a drain that begins between the two sees the count or is seen here.
+    if shared.draining.load(Ordering::SeqCst) {
+        return Err(draining(shared));
+    }
+    let spec = request.spec;
+    let key = port.key();
+    let (sender, outbox) = mpsc::channel(outbox_frames(shared, &spec));
+    let (verdict, answer) = oneshot::channel();
+    let card = shared.model.card();
+    let submission = Submission {
+        key,
+        prompt: spec.prompt.into(),
+        hash_seed: card.hash_seed.scoped(None, spec.cache_salt.as_deref()),
+        choices: spec.choices,
+        sampling: spec.sampling,
+        stop: spec.stop,
+        logprobs: spec.logprobs,
+        priority: context.priority,
+        outbox: sender,
+        verdict,
+    };
+    let cancel = CancelGuard { port: port.clone(), key, ended: false };
+    port.commands.try_send(Command::Submit(Box::new(submission))).map_err(|error| match error {
+        TrySendError::Full(_) => overloaded("too many requests arrive at once"),
+        TrySendError::Disconnected(_) => restarting(),
+    })?;
+    match timeout(VERDICT_MAX.min(context.time_left), answer).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => return Err(refusal(&error)),
+        Ok(Err(_)) => return Err(restarting()),
+        Err(_) => return Err(Fault::new(FaultKind::Unavailable, "the engine gave no verdict in time")),
+    }
+    let accepted = Accepted { worker: shared.id.clone(), incarnation: shared.incarnation };
+    let reply = rmp_serde::to_vec(&accepted)
+        .map_err(|error| Fault::new(FaultKind::Internal, format!("the reply could not be encoded: {error}")))?;
+    Ok(Admitted { outbox, cancel, in_flight, reply: reply.into() })
+}
+
+/// Whether this worker, in this life, takes such a request at all.
+fn check(shared: &WorkerShared, request: &WorkerRequest) -> Result<Arc<Port>, Fault> {
+    if request.worker != shared.id {
+        return Err(Fault::new(FaultKind::NotFound, format!("this is worker {}, not {}", shared.id, request.worker)));
+    }
+    if request.incarnation != shared.incarnation {
+        metrics::counter!(Metric::StaleRefused.name(), "at" => "worker").increment(1);
+        let (given, own) = (request.incarnation, shared.incarnation);
+        return Err(Fault::new(
+            FaultKind::StaleIncarnation,
+            format!("addressed to incarnation {given}, this is {own}"),
+        ));
+    }
+    let spec = &request.spec;
+    if spec.model != shared.model.card().id {
+        let served = &shared.model.card().id;
+        return Err(Fault::new(FaultKind::NotFound, format!("`{}` is not served here, `{served}` is", spec.model)));
+    }
+    if !(1..=CHOICES_MAX).contains(&spec.choices) {
+        return Err(invalid(format!("{} choices; 1 to {CHOICES_MAX} are possible", spec.choices), "n"));
+    }
+    if shared.draining.load(Ordering::SeqCst) {
+        return Err(draining(shared));
+    }
+    let port = shared.seat.now().ok_or_else(restarting)?;
+    let limits = port.limits.get().ok_or_else(restarting)?;
+    if port.load.borrow().load.waiting >= limits.waiting_max {
+        return Err(overloaded("the queue is full"));
+    }
+    Ok(port)
+}
+
+/// Frames a request can produce at most: one a token, and an end for each choice.
+fn outbox_frames(shared: &WorkerShared, spec: &GenerateSpec) -> usize {
+    let tokens = spec.stop.tokens_max.min(shared.model.card().context_length) as usize;
+    spec.choices as usize * (tokens + 2) + 2
+}
+
+fn refusal(error: &SubmitError) -> Fault {
+    match error {
+        SubmitError::Full { .. } => overloaded(&error.to_string()),
+        SubmitError::Empty | SubmitError::TooLong { .. } | SubmitError::PoolTooSmall { .. } => {
+            invalid(error.to_string(), "prompt")
+        }
+        SubmitError::UnknownToken { .. } => invalid(error.to_string(), "prompt"),
+    }
+}
+
+fn invalid(message: String, param: &str) -> Fault {
+    Fault { param: Some(param.to_owned()), ..Fault::new(FaultKind::Invalid, message) }
+}
+
+fn overloaded(message: &str) -> Fault {
+    Fault::new(FaultKind::Overloaded, message).retry_after_ms(RETRY_AFTER_MS)
+}
+
+fn draining(shared: &WorkerShared) -> Fault {
+    Fault::new(FaultKind::Draining, format!("worker {} takes nothing new", shared.id))
+}
+
+fn restarting() -> Fault {
+    Fault::new(FaultKind::Unavailable, "the worker is starting")
+}
+
+/// Takes subscribers.
+pub(crate) struct EventsDoor(pub(crate) Arc<WorkerShared>);
+
+impl StreamHandler for EventsDoor {
+    fn open(&self, incoming: Incoming) -> BoxFuture<'static, ()> {
+        let shared = self.0.clone();
+        async move {
+            match subscribe(&shared).await {
+                Err(fault) => incoming.acceptor.reject(fault),
+                Ok((port, queue)) => {
+                    let Some((tx, rx)) = incoming.acceptor.accept(Bytes::new()) else { return };
+                    let tasks = port.tasks.clone();
+                    // Refused when the worker died just now: the stream breaks and is subscribed to again.
+                    tasks.spawn(publish(Subscription { queue, tx, rx, port, shared }));
+                }
+            }
+        }
+        .boxed()
+    }
+}
+
+async fn subscribe(shared: &WorkerShared) -> Result<(Arc<Port>, mpsc::Receiver<Bytes>), Fault> {
+    let port = shared.seat.now().ok_or_else(restarting)?;
+    let (reply, answer) = oneshot::channel();
+    port.commands.try_send(Command::Subscribe(reply)).map_err(|_| restarting())?;
+    let queue = timeout(VERDICT_MAX, answer).await.map_err(|_| restarting())?.map_err(|_| restarting())?;
+    let queue = queue.ok_or_else(|| overloaded("too many subscribers"))?;
+    Ok((port, queue))
+}

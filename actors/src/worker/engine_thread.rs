@@ -1,0 +1,276 @@
+//! The thread that steps an engine: commands in between steps, deltas out after each.
+//!
+//! Owned by the worker actor, joined when its state is dropped. Owns the engine, the ledger of live requests and
+//! the event publisher. Never: waits for a client (outboxes hold a request's whole budget), nor for a subscriber.
+//! Bounds: [`super::port::COMMANDS_MAX`] commands; the engine's own limits on sequences.
+//! If it dies: the actor hears of it and fails, every outbox closes, streams end with a typed fault.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use starling_cluster::stream::{Fault, FaultKind};
+use starling_engine::{
+    Capabilities, Engine, EngineLimits, LoadedModel, SequenceDelta, SequenceId, SequenceRequest, StepOutput,
+};
+use starling_ids::{Incarnation, WorkerId};
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    ledger::{Applied, Ledger, RequestKey},
+    meter::Meter,
+    port::{Cancels, Command, Delivery, Pulse, Submission},
+    publisher::Publisher,
+};
+use crate::report::LoadReport;
+
+/// Longest wait for a command while an engine says it is idle with requests in it.
+const RECHECK: Duration = Duration::from_millis(20);
+
+/// What the thread tells its actor.
+#[derive(Debug)]
+pub(crate) enum EngineNews {
+    /// The engine is built and takes requests.
+    Ready(Box<Capabilities>),
+    /// The thread ends by itself, which it never should.
+    Ended(String),
+}
+
+/// What the thread works with.
+pub(crate) struct EngineArgs {
+    pub(crate) worker: WorkerId,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) model: Arc<dyn LoadedModel>,
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) cancels: Arc<Cancels>,
+    pub(crate) load: watch::Sender<LoadReport>,
+    pub(crate) pulse: Arc<Pulse>,
+    pub(crate) limits: Arc<OnceLock<EngineLimits>>,
+    pub(crate) tell: Box<dyn Fn(EngineNews) + Send>,
+}
+
+/// The running thread. Dropping it stops it after the step under way and waits for that.
+#[derive(Debug)]
+pub(crate) struct EngineThread {
+    stop: Arc<AtomicBool>,
+    wake: SyncSender<Command>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EngineThread {
+    /// Starts the thread, named `engine-N`.
+    pub(crate) fn start(args: EngineArgs, wake: SyncSender<Command>) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let asked = stop.clone();
+        let name = format!("engine-{}", args.worker.index);
+        let thread = std::thread::Builder::new().name(name).spawn(move || run(args, &asked))?;
+        Ok(Self { stop, wake, thread: Some(thread) })
+    }
+}
+
+impl Drop for EngineThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // A full channel wakes it as well; a closed one means that it has ended.
+        self.wake.try_send(Command::Wake).ok();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("an engine thread panicked outside of its guard");
+        }
+    }
+}
+
+fn run(args: EngineArgs, stop: &AtomicBool) {
+    let worker = args.worker.clone();
+    let body = AssertUnwindSafe(|| EngineLoop::new(&args).run(stop));
+    let reason = match catch_unwind(body) {
+        Ok(Ok(())) => return,
+        Ok(Err(reason)) => reason,
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().copied();
+            let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+            format!("panic: {}", text.unwrap_or("no text"))
+        }
+    };
+    tracing::error!(%worker, reason, "the engine ended");
+    (args.tell)(EngineNews::Ended(reason));
+}
+
+struct EngineLoop<'a> {
+    args: &'a EngineArgs,
+    engine: Box<dyn Engine>,
+    ledger: Ledger<mpsc::Sender<Delivery>>,
+    publisher: Publisher,
+    meter: Meter,
+}
+
+impl<'a> EngineLoop<'a> {
+    fn new(args: &'a EngineArgs) -> Self {
+        let engine = args.model.engine();
+        let capabilities = engine.capabilities().clone();
+        args.limits.get_or_init(|| capabilities.limits.clone());
+        (args.tell)(EngineNews::Ready(Box::new(capabilities)));
+        let publisher = Publisher::new(args.worker.clone(), args.incarnation);
+        let meter = Meter::new(&args.worker);
+        Self { args, engine, ledger: Ledger::new(), publisher, meter }
+    }
+
+    fn run(mut self, stop: &AtomicBool) -> Result<(), String> {
+        loop {
+            self.args.pulse.beat(false);
+            if !self.take_commands(stop) {
+                return Ok(());
+            }
+            let began = Instant::now();
+            let output = self.engine.step().map_err(|error| error.to_string())?;
+            let StepOutput { deltas, events, takes, idle } = output;
+            self.publisher.publish(events);
+            self.wait_until(began + takes, stop);
+            for delta in deltas {
+                self.deliver(delta);
+            }
+            let took = if takes.is_zero() { began.elapsed() } else { takes };
+            self.meter.observe(&self.args.load, self.engine.load(), (!idle).then_some(took));
+            if idle && !self.wait_for_command() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Applies all that waits. False when the thread is to end.
+    fn take_commands(&mut self, stop: &AtomicBool) -> bool {
+        loop {
+            if stop.load(Ordering::Acquire) {
+                return false;
+            }
+            self.apply_cancels();
+            match self.args.commands.try_recv() {
+                Ok(command) => self.apply(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    /// Nothing to compute: waits. False when nobody can send commands any more.
+    fn wait_for_command(&mut self) -> bool {
+        self.args.pulse.beat(true);
+        let command = if self.ledger.len() == 0 {
+            self.args.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            self.args.commands.recv_timeout(RECHECK)
+        };
+        match command {
+            Ok(command) => self.apply(command),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return false,
+        }
+        true
+    }
+
+    /// Lets the time pass that a simulated step takes, with commands applied meanwhile.
+    fn wait_until(&mut self, due: Instant, stop: &AtomicBool) {
+        loop {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() || stop.load(Ordering::Acquire) {
+                return;
+            }
+            self.args.pulse.beat(false);
+            match self.args.commands.recv_timeout(left) {
+                Ok(command) => self.apply(command),
+                Err(_) => return,
+            }
+            self.apply_cancels();
+        }
+    }
+
+    fn apply(&mut self, command: Command) {
+        match command {
+            Command::Submit(submission) => self.submit(*submission),
+            Command::Subscribe(reply) => {
+                let queue = self.publisher.subscribe(&self.engine.inventory());
+                // A subscriber that has gone leaves a closed queue, which the next batch removes.
+                reply.send(queue).ok();
+            }
+            Command::Wake => {}
+        }
+    }
+
+    fn apply_cancels(&mut self) {
+        for key in self.args.cancels.take() {
+            self.give_up(key, None);
+        }
+    }
+
+    /// All choices or none.
+    fn submit(&mut self, submission: Submission) {
+        let key = submission.key;
+        let ids = self.ledger.admit(key, submission.choices, submission.outbox.clone());
+        let refused = ids.into_iter().zip(0u64..).find_map(|(id, choice)| {
+            let request = sequence(&submission, id, choice);
+            self.engine.submit(request).err()
+        });
+        if let Some(error) = refused {
+            self.give_up(key, None);
+            // An asker that has gone needs no reason.
+            submission.verdict.send(Err(error)).ok();
+        } else if submission.verdict.send(Ok(())).is_err() {
+            self.give_up(key, None);
+        }
+    }
+
+    fn deliver(&mut self, delta: SequenceDelta) {
+        match self.ledger.apply(delta) {
+            Applied::Unknown => {}
+            Applied::Frame { key, frame, last } => {
+                let sent = |outbox: &mpsc::Sender<Delivery>| outbox.try_send(Delivery::Frame(frame)).is_ok();
+                if !self.ledger.outbox(key).is_some_and(sent) {
+                    self.give_up(key, None);
+                } else if last && let Some((outbox, _)) = self.ledger.remove(key) {
+                    // A client that left with its last token misses nothing.
+                    outbox.try_send(Delivery::End).ok();
+                }
+            }
+            Applied::Failed { key } => {
+                self.give_up(key, Some(Fault::new(FaultKind::Internal, "the engine failed on this request")));
+            }
+        }
+    }
+
+    /// Ends a request early: its sequences are cancelled, its blocks given back.
+    fn give_up(&mut self, key: RequestKey, fault: Option<Fault>) {
+        let Some((outbox, live)) = self.ledger.remove(key) else { return };
+        for id in live {
+            // False for a sequence the engine refused or ended already.
+            self.engine.cancel(id);
+        }
+        if let Some(fault) = fault {
+            // Nobody to tell when the stream is gone.
+            outbox.try_send(Delivery::Fail(fault)).ok();
+        }
+        self.meter.observe(&self.args.load, self.engine.load(), None);
+    }
+}
+
+/// Choice `choice` of a request, which samples with its own seed.
+fn sequence(submission: &Submission, id: SequenceId, choice: u64) -> SequenceRequest {
+    let mut sampling = submission.sampling.clone();
+    sampling.seed = sampling.seed.wrapping_add(choice);
+    SequenceRequest {
+        id,
+        prompt: submission.prompt.clone(),
+        hash_seed: submission.hash_seed,
+        sampling,
+        stop: submission.stop.clone(),
+        logprobs: submission.logprobs,
+        priority: submission.priority,
+    }
+}

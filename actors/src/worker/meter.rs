@@ -1,0 +1,88 @@
+//! Turns the engine's numbers into metrics and load reports.
+//!
+//! Called by the engine thread after each step. Gauges are held by [`LoadGauges`], whose drop sets them to zero, so
+//! that a dead engine reports nothing in flight. Never: waits.
+
+use std::time::Duration;
+
+use starling_engine::EngineLoad;
+use starling_ids::{Metric, WorkerId};
+use tokio::sync::watch;
+
+use super::rates::{RateBook, StepFacts};
+use crate::report::LoadReport;
+
+/// What was measured so far.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    gauges: LoadGauges,
+    rates: RateBook,
+    last: EngineLoad,
+}
+
+impl Meter {
+    pub(crate) fn new(worker: &WorkerId) -> Self {
+        let gauges = LoadGauges { worker: worker.index.to_string() };
+        gauges.set(&EngineLoad::default());
+        Self { gauges, rates: RateBook::default(), last: EngineLoad::default() }
+    }
+
+    /// Enters the load after a step (`took`) or after a change without one.
+    pub(crate) fn observe(&mut self, report: &watch::Sender<LoadReport>, load: EngineLoad, took: Option<Duration>) {
+        let sampled = load.tokens_generated.saturating_sub(self.last.tokens_generated);
+        let prefilled = load.tokens_prefilled.saturating_sub(self.last.tokens_prefilled);
+        let cached = load.tokens_cached.saturating_sub(self.last.tokens_cached);
+        if let Some(took) = took {
+            self.rates.learn(StepFacts { took, prefilled, sampled });
+            let step = metrics::histogram!(Metric::WorkerStepSeconds.name(), "worker" => self.gauges.worker.clone());
+            step.record(took.as_secs_f64());
+        }
+        self.gauges.count(Metric::WorkerTokensGenerated, sampled);
+        self.gauges.count(Metric::WorkerTokensPrefilled, prefilled);
+        self.gauges.count(Metric::WorkerTokensCached, cached);
+        if load != self.last {
+            self.gauges.set(&load);
+        }
+        self.last = load;
+        report.send_if_modified(|told| {
+            let now = LoadReport { load, rates: self.rates.rates(), turn_age_ms: 0, ..told.clone() };
+            let much = now.differs_much(told);
+            // Small changes are kept too, for the next heartbeat, but wake nobody.
+            if much || now.load != told.load {
+                *told = now;
+            }
+            much
+        });
+    }
+}
+
+/// The gauges of one engine, zero before and after it.
+#[derive(Debug)]
+struct LoadGauges {
+    worker: String,
+}
+
+impl LoadGauges {
+    fn set(&self, load: &EngineLoad) {
+        for (metric, value) in [
+            (Metric::WorkerRunning, load.running),
+            (Metric::WorkerWaiting, load.waiting),
+            (Metric::WorkerKvBlocksUsed, load.blocks_pinned),
+            (Metric::WorkerKvBlocksCached, load.blocks_cached),
+        ] {
+            metrics::gauge!(metric.name(), "worker" => self.worker.clone()).set(f64::from(value));
+        }
+    }
+
+    fn count(&self, metric: Metric, by: u64) {
+        if by > 0 {
+            metrics::counter!(metric.name(), "worker" => self.worker.clone()).increment(by);
+        }
+    }
+}
+
+impl Drop for LoadGauges {
+    fn drop(&mut self) {
+        self.set(&EngineLoad::default());
+    }
+}
