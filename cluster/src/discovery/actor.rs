@@ -192,14 +192,11 @@ impl Actor for Directory {
         message: DirectoryMsg,
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
+        state.look_at_own();
         match message {
-            DirectoryMsg::OwnChanged => state.own_changed(),
-            DirectoryMsg::MembersChanged => {
-                let view = state.args.view.borrow().clone();
-                state.core.set_members(&view.members);
-                state.pulls.keep(|node| view.members.contains_key(node));
-                state.publish();
-            }
+            // Looked at before each message.
+            DirectoryMsg::OwnChanged => {}
+            DirectoryMsg::MembersChanged => state.members_changed(),
             DirectoryMsg::Heard(rumour) => state.core.hear(&rumour),
             DirectoryMsg::Reachable(node, reachable) => {
                 state.core.set_reachable(&node, reachable);
@@ -211,7 +208,10 @@ impl Actor for Directory {
                 // The asker may have given up; nothing depends on it.
                 let _gone = reply.send(state.core.newer_than(&digest, RECORD_MAX)).is_err();
             }
-            DirectoryMsg::Sync => state.sync(&myself),
+            DirectoryMsg::Sync => {
+                state.members_changed();
+                state.sync(&myself);
+            }
             DirectoryMsg::Retry => state.retry_at = None,
         }
         state.pull_wanted(&myself);
@@ -220,14 +220,25 @@ impl Actor for Directory {
 }
 
 impl State {
-    fn own_changed(&mut self) {
+    /// News sent while this actor was being restarted went nowhere; the shared record and the watch hold all of it.
+    fn look_at_own(&mut self) {
         let own = self.directory.own.get();
         let version = own.version;
+        if version == self.core.own().version {
+            return;
+        }
         self.core.set_own(own);
         self.publish();
         if let Err(error) = self.args.membership.announce_version(version) {
             tracing::debug!(%error, "a new version is not spread; the others find it by comparing digests");
         }
+    }
+
+    fn members_changed(&mut self) {
+        let view = self.args.view.borrow().clone();
+        self.core.set_members(&view.members);
+        self.pulls.keep(|node| view.members.contains_key(node));
+        self.publish();
     }
 
     fn publish(&self) {

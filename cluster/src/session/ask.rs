@@ -67,13 +67,19 @@ async fn ask_control(session: &ActorRef<NodeSessionMessage>, envelope: &[u8], li
     loop {
         let remote = |cell: &ActorCell| matches!(cell.get_id(), ActorId::Remote { .. });
         let children = session.get_children().into_iter().filter(remote);
+        let mut broke = false;
         for control in children.filter(|cell| !asked.contains(&cell.get_id())).collect::<Vec<_>>() {
             asked.push(control.get_id());
-            match ask_one(&ActorRef::from(control), envelope.to_vec(), limit).await? {
-                Answer::Done(body) => return Ok(Bytes::from(body.into_vec())),
-                Answer::Refused(fault) => return Err(fault),
-                Answer::Misrouted => {}
+            match ask_one(&ActorRef::from(control), envelope.to_vec(), limit).await {
+                Ok(Answer::Done(body)) => return Ok(Bytes::from(body.into_vec())),
+                Ok(Answer::Refused(fault)) => return Err(fault),
+                Ok(Answer::Misrouted) => {}
+                // It may have been the right one, and may have acted: only those that were there beside it are asked.
+                Err(_) => broke = true,
             }
+        }
+        if broke {
+            return Err(lost());
         }
         if session.get_status() >= ractor::ActorStatus::Stopping {
             return Err(lost());
