@@ -1,4 +1,7 @@
-//! security.
+//! The cluster key and what it protects: sealed gossip datagrams, TLS for links and sessions.
+//!
+//! Called by membership and links. A node without the key learns nothing and changes nothing; the key itself is
+//! never printed, logged or sent.
 
 mod key;
 mod seal;

@@ -1,4 +1,4 @@
-//! Loaded models by bundle digest, and the bounded pool that tokenizes long prompts.
+//! Shell: loaded models by bundle digest, and the bounded pool that tokenizes long prompts.
 //!
 //! A bundle is fetched and parsed once, however many requests wait for it; a failure is not kept. Models
 //! that nobody serves any more are forgotten by [`PromptModels::retain`].
