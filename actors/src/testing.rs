@@ -233,8 +233,22 @@ impl Rig {
         Self::join(name, Some((model, count)), router, Vec::new()).await
     }
 
+    /// Every worker of this model serving and heard.
+    pub(crate) async fn with_model(name: &str, model: Arc<dyn LoadedModel>, count: u16) -> Self {
+        let role = WorkerRole { model, engine: "simulated".to_owned(), count };
+        let options = NodeOptions { worker: Some(role), router: true };
+        let rig = Self::begin(name, options, Vec::new()).await;
+        rig.heard(count).await;
+        rig
+    }
+
     /// A node that joins others through seeds.
     pub(crate) async fn join(name: &str, workers: Option<(TestModel, u16)>, router: bool, seeds: Vec<String>) -> Self {
+        let role = |(model, count)| WorkerRole { model: Arc::new(model), engine: "test".to_owned(), count };
+        Self::begin(name, NodeOptions { worker: workers.map(role), router }, seeds).await
+    }
+
+    async fn begin(name: &str, options: NodeOptions, seeds: Vec<String>) -> Self {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let config = ClusterConfig {
             name: NodeId::new(name).expect("name"),
@@ -249,8 +263,6 @@ impl Rig {
             timings: starling_cluster::config::Timings::default(),
         };
         let mesh = Mesh::start(config).await.expect("a mesh");
-        let role = |(model, count)| WorkerRole { model: Arc::new(model), engine: "test".to_owned(), count };
-        let options = NodeOptions { worker: workers.map(role), router };
         let node = Node::start(&mesh, options).await.expect("a node");
         Self { mesh, node, _dir: dir }
     }
@@ -258,9 +270,13 @@ impl Rig {
     /// Started, every worker serving and heard by the indexer.
     pub(crate) async fn ready(name: &str, model: TestModel, count: u16) -> Self {
         let rig = Self::start(name, model, count, true).await;
-        within("ready", rig.node.ready()).await;
-        eventually("every worker heard", || rig.node.heard() == usize::from(count)).await;
+        rig.heard(count).await;
         rig
+    }
+
+    async fn heard(&self, count: u16) {
+        within("ready", self.node.ready()).await;
+        eventually("every worker heard", || self.node.heard() == usize::from(count)).await;
     }
 
     pub(crate) async fn generate(&self, spec: GenerateSpec) -> Result<GenerateStream, GenerateError> {

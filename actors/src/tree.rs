@@ -17,12 +17,12 @@ mod tests;
 use std::{sync::Arc, time::Duration};
 
 use starling_cluster::{
-    discovery::Lifecycle,
+    discovery::{Lifecycle, Snapshot},
     mesh::Mesh,
     supervise::{Handle, Policy, Restart, SuperviseError, SupervisorHandle, child},
 };
 use starling_engine::LoadedModel;
-use starling_ids::RequestId;
+use starling_ids::{BlockHash, RequestId, WorkerId};
 use thiserror::Error;
 
 use crate::{
@@ -112,11 +112,20 @@ impl Node {
         &self.workers
     }
 
-    /// Resolves when every worker of this node serves. A node without workers is ready at once.
+    /// Resolves when every worker of this node serves and stands so in this node's directory. A node without workers
+    /// is ready at once.
     pub async fn ready(&self) {
+        let mut directory = self.mesh.watch();
         for worker in &self.workers {
-            // The sender of the watch lives in the worker held here, so waiting cannot fail.
-            worker.lifecycle().wait_for(|lifecycle| *lifecycle >= Lifecycle::Serving).await.ok();
+            let endpoint = names::worker_generate(worker.id().index);
+            let listed = |snapshot: &Arc<Snapshot>| {
+                snapshot.node(self.mesh.node()).is_some_and(|view| {
+                    let own = view.record.instances.iter().find(|instance| instance.endpoint == endpoint);
+                    own.is_some_and(|instance| instance.lifecycle >= Lifecycle::Serving)
+                })
+            };
+            // The directory ends with the node, and with it the wait.
+            directory.wait_for(listed).await.ok();
         }
     }
 
@@ -144,6 +153,12 @@ impl Node {
     #[must_use]
     pub fn indexed_blocks(&self) -> usize {
         self.shard.as_ref().map_or(0, |shard| shard.knowledge.memberships())
+    }
+
+    /// Leading blocks of a chain that a worker holds, by this node's prefix index.
+    #[must_use]
+    pub fn hit_blocks(&self, worker: &WorkerId, chain: &[BlockHash]) -> usize {
+        self.shard.as_ref().map_or(0, |shard| shard.knowledge.depth(worker, chain))
     }
 
     /// Workers that this node's indexer hears.

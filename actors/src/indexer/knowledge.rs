@@ -140,6 +140,12 @@ impl Knowledge {
         self.read().index.memberships()
     }
 
+    /// Leading blocks of a chain that a worker holds.
+    #[must_use]
+    pub fn depth(&self, worker: &WorkerId, chain: &[BlockHash]) -> usize {
+        self.read().index.depth(worker, chain)
+    }
+
     /// Workers whose inventory is here and who are sound.
     #[must_use]
     pub fn heard(&self) -> usize {

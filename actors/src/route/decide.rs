@@ -115,6 +115,7 @@ impl Decider {
             .map(|judged| Runner {
                 worker: &judged.worker,
                 cost: judged.terms.total(),
+                uncertain: judged.terms.uncertain(),
                 last_chosen: self.chosen_at.get(&judged.worker).copied().unwrap_or(0),
             })
             .collect();

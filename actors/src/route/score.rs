@@ -19,12 +19,14 @@ pub struct Rates {
     pub prefill_ms_per_token: f64,
     /// Milliseconds that one more sequence adds to a decode step.
     pub decode_ms_per_sequence: f64,
+    /// Milliseconds of a step whatever it computes.
+    pub step_ms: f64,
 }
 
 impl Default for Rates {
     /// What a small model on a few CPU cores does; replaced by what the worker reports.
     fn default() -> Self {
-        Self { prefill_ms_per_token: 1.0, decode_ms_per_sequence: 4.0 }
+        Self { prefill_ms_per_token: 1.0, decode_ms_per_sequence: 4.0, step_ms: 8.0 }
     }
 }
 
@@ -68,6 +70,12 @@ impl Terms {
     pub fn total(&self) -> f64 {
         self.queue + self.prefill + self.decode + self.place + self.harm
     }
+
+    /// The part of the cost that is an estimate of this request's own prefill: how far off the whole may easily be.
+    #[must_use]
+    pub fn uncertain(&self) -> f64 {
+        self.prefill + self.harm
+    }
 }
 
 /// The cost of a request on a worker.
@@ -77,17 +85,20 @@ pub fn cost(facts: &Facts) -> Terms {
     let missed = f64::from(facts.prompt_tokens.saturating_sub(facts.hit_tokens));
     let answer = f64::from(facts.answer_tokens_max.clamp(1, ANSWER_TOKENS_EXPECTED));
     let prefill = missed * rates.prefill_ms_per_token;
-    let beside = f64::from(facts.in_flight) * rates.decode_ms_per_sequence * answer;
-    let over = match facts.sequences_max {
-        0 => 0,
-        places => (facts.in_flight + 1).saturating_sub(places),
+    let place = match facts.sequences_max {
+        0 => 0.0,
+        places => {
+            let full_step = rates.step_ms + f64::from(places) * rates.decode_ms_per_sequence;
+            let turns = f64::from((facts.in_flight + 1).saturating_sub(places)) / f64::from(places);
+            turns * answer * full_step
+        }
     };
     Terms {
         // Token counts stay far below 2^52, where this conversion would start to round.
         queue: facts.queued_tokens as f64 * rates.prefill_ms_per_token,
         prefill,
-        decode: beside,
-        place: f64::from(over) * rates.decode_ms_per_sequence * answer,
+        decode: f64::from(facts.in_flight) * rates.decode_ms_per_sequence * answer,
+        place,
         harm: f64::from(facts.in_flight) * prefill * HARM_SHARE,
     }
 }

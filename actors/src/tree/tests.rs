@@ -1,9 +1,12 @@
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures::future::join_all;
+use starling_engine::{EngineKind, KernelChoice, LoadedModel, ModelOptions, simulated::SimulatedModel};
+use starling_ids::ModelId;
+use starling_kv::hash::block_hashes;
 
 use crate::{
-    generate::GenerateError,
+    generate::{GenerateError, GenerateSpec},
     testing::{Rig, TestModel, all, eventually, prompt, spec, within},
 };
 
@@ -115,4 +118,51 @@ async fn a_router_that_goes_is_replaced_by_the_next_in_rank() {
         rig.end().await;
     }
     second.end().await;
+}
+
+/// The product's own scheduler and block pool, with predicted times.
+fn simulated() -> Arc<dyn LoadedModel> {
+    let options = ModelOptions {
+        kind: EngineKind::Simulated,
+        path: None,
+        served_name: Some(ModelId::new("test").expect("name")),
+        threads: 1,
+        kv_bytes: 64 << 20,
+        sequences_max: 16,
+        waiting_max: 64,
+        batch_tokens_max: 512,
+        kernel: KernelChoice::Auto,
+    };
+    Arc::new(SimulatedModel::load(&options).expect("a model"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_real_scheduler_serves_shares_prefixes_and_is_empty_at_rest() {
+    let rig = Rig::with_model("tree-simulated", simulated(), 3).await;
+    let calls = (0..24).map(|kind| rig.complete(text(kind, 200, 12)));
+    for frames in join_all(calls).await {
+        let frames = frames.expect("an answer");
+        assert_eq!(frames.iter().map(|frame| frame.tokens.len()).sum::<usize>(), 12);
+        assert_eq!(frames.iter().filter(|frame| frame.finish.is_some()).count(), 1);
+    }
+    rig.at_rest().await;
+    let first = rig.generate(text(900, 2_000, 4)).await.expect("accepted");
+    let holder = first.worker.clone();
+    all(first).await.expect("an answer");
+    let known = || rig.node.client().models()[0].card.clone();
+    let chain = block_hashes(known().hash_seed, &text(900, 2_000, 4).prompt, known().block_tokens as usize);
+    eventually("its blocks indexed", || rig.node.hit_blocks(&holder, &chain) >= 124).await;
+    for _ in 0..3 {
+        let stream = rig.generate(text(900, 2_000, 4)).await.expect("accepted");
+        assert_eq!(stream.worker, holder);
+        assert!(all(stream).await.expect("an answer")[0].cached_tokens.expect("told") >= 1_900);
+    }
+    let gone = join_all((0..12).map(|kind| rig.generate(text(kind + 50, 300, 4_000)))).await;
+    drop(gone);
+    rig.end().await;
+}
+
+/// A prompt of tokens that every vocabulary has.
+fn text(kind: u32, len: u32, tokens_max: u32) -> GenerateSpec {
+    spec((0..len).map(|at| (kind * 37 + at * 7) % 200 + 20).collect(), tokens_max)
 }

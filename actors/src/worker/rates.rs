@@ -1,13 +1,19 @@
 //! How fast this worker's engine is, learned from its own steps. Pure.
 //!
-//! Called by the engine thread after each step; routers read the result in load reports.
+//! Called by the engine thread after each step; routers read the result in load reports. A step is taken to last
+//! `step + prefill · p + decode · d` for p prompt tokens and d sampled ones; the three are moved towards each step
+//! seen, in proportion to their share in it (normalised least mean squares), and never below zero.
 
 use std::time::Duration;
 
 use crate::route::score::Rates;
 
-/// Weight of the newest step.
-const NEWEST: f64 = 0.1;
+/// How far a step moves the rates towards explaining it.
+const PACE: f64 = 0.1;
+
+/// Sizes of a usual step, so that the three parts learn equally fast.
+const USUAL_PREFILL: f64 = 64.0;
+const USUAL_DECODE: f64 = 4.0;
 
 /// What one step did.
 #[derive(Debug, Clone, Copy)]
@@ -31,48 +37,65 @@ impl RateBook {
         self.rates
     }
 
-    /// Learns from a step. A step that computes prompt tokens teaches the prefill rate, after what its decodes
-    /// are known to cost; a step that only decodes teaches the decode rate.
+    /// Learns from a step.
     pub(crate) fn learn(&mut self, step: StepFacts) {
-        let ms = step.took.as_secs_f64() * 1_000.0;
-        let sampled = step.sampled as f64;
-        if step.prefilled > 0 {
-            let rest = (ms - sampled * self.rates.decode_ms_per_sequence).max(ms * 0.1);
-            approach(&mut self.rates.prefill_ms_per_token, rest / step.prefilled as f64);
-        } else if step.sampled > 0 {
-            approach(&mut self.rates.decode_ms_per_sequence, ms / sampled);
+        // Token counts of a step are small; the conversions are exact.
+        let (prefill, decode) = (step.prefilled as f64 / USUAL_PREFILL, step.sampled as f64 / USUAL_DECODE);
+        if step.prefilled == 0 && step.sampled == 0 {
+            return;
         }
+        let rates = &mut self.rates;
+        let expected = rates.step_ms
+            + rates.prefill_ms_per_token * USUAL_PREFILL * prefill
+            + rates.decode_ms_per_sequence * USUAL_DECODE * decode;
+        let missed = step.took.as_secs_f64() * 1_000.0 - expected;
+        let pull = PACE * missed / (1.0 + prefill * prefill + decode * decode);
+        rates.step_ms = (rates.step_ms + pull).max(0.0);
+        rates.prefill_ms_per_token = (rates.prefill_ms_per_token + pull * prefill / USUAL_PREFILL).max(0.0);
+        rates.decode_ms_per_sequence = (rates.decode_ms_per_sequence + pull * decode / USUAL_DECODE).max(0.0);
     }
-}
-
-fn approach(rate: &mut f64, seen: f64) {
-    *rate += (seen - *rate) * NEWEST;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn step(ms: f64, prefilled: u64, sampled: u64) -> StepFacts {
+        StepFacts { took: Duration::from_secs_f64(ms / 1_000.0), prefilled, sampled }
+    }
+
     #[test]
-    fn steady_steps_are_learned() {
+    fn a_mix_of_steps_teaches_all_three() {
         let mut book = RateBook::default();
-        for _ in 0..200 {
-            book.learn(StepFacts { took: Duration::from_millis(20), prefilled: 0, sampled: 10 });
-            book.learn(StepFacts { took: Duration::from_millis(70), prefilled: 100, sampled: 10 });
+        for at in 0..4_000u64 {
+            let (prefilled, sampled) = ((at % 3) * 100, 1 + at % 8);
+            book.learn(step(7.0 + 0.25 * prefilled as f64 + 0.5 * sampled as f64, prefilled, sampled));
         }
         let rates = book.rates();
-        assert!((rates.decode_ms_per_sequence - 2.0).abs() < 0.01, "{rates:?}");
-        assert!((rates.prefill_ms_per_token - 0.5).abs() < 0.01, "{rates:?}");
+        assert!((rates.step_ms - 7.0).abs() < 0.2, "{rates:?}");
+        assert!((rates.prefill_ms_per_token - 0.25).abs() < 0.01, "{rates:?}");
+        assert!((rates.decode_ms_per_sequence - 0.5).abs() < 0.05, "{rates:?}");
+    }
+
+    #[test]
+    fn equal_steps_are_explained_whatever_the_parts() {
+        let mut book = RateBook::default();
+        for _ in 0..500 {
+            book.learn(step(30.0, 0, 1));
+        }
+        let rates = book.rates();
+        assert!((rates.step_ms + rates.decode_ms_per_sequence - 30.0).abs() < 0.1, "{rates:?}");
     }
 
     #[test]
     fn rates_stay_finite_and_not_negative() {
         let mut book = RateBook::default();
-        for (took, prefilled, sampled) in [(0, 0, 0), (0, 1, 1_000_000), (1, 0, 1), (5_000, 1, 0)] {
-            book.learn(StepFacts { took: Duration::from_millis(took), prefilled, sampled });
+        for (ms, prefilled, sampled) in [(0.0, 0, 0), (0.0, 1, 1_000_000), (1.0, 0, 1), (5_000.0, 1, 0), (0.0, 9, 9)] {
+            book.learn(step(ms, prefilled, sampled));
             let rates = book.rates();
-            assert!(rates.prefill_ms_per_token.is_finite() && rates.prefill_ms_per_token >= 0.0);
-            assert!(rates.decode_ms_per_sequence.is_finite() && rates.decode_ms_per_sequence >= 0.0);
+            for rate in [rates.step_ms, rates.prefill_ms_per_token, rates.decode_ms_per_sequence] {
+                assert!(rate.is_finite() && rate >= 0.0, "{rates:?}");
+            }
         }
     }
 }
