@@ -32,7 +32,7 @@ pub(crate) async fn chat(
     request: Request<Body>,
 ) -> Response {
     let mut ticket = app.admission.arrive(Route::Chat);
-    match prepare(&app, &mut ticket, request).await {
+    match app.in_time(prepare(&app, &mut ticket, request)).await {
         Ok(job) => answer(&app, &names, ticket, job).await,
         Err(fault) => reply::refuse(&fault, ticket),
     }
@@ -55,8 +55,7 @@ async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Resu
     ticket.admit()?;
     let body = app.body(request).await?;
     let bytes = body.len();
-    let ChatRequest { messages, params } = ChatRequest::parse(&body)?;
-    drop(body);
+    let ChatRequest { messages, params } = app.models.compute(bytes, move || ChatRequest::parse(&body)).await??;
     let card = app.card(&params.model)?;
     let model = app.models.get(&*app.backend, &card).await?;
     let tokenizing = model.clone();

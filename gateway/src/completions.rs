@@ -30,7 +30,7 @@ pub(crate) async fn completions(
     request: Request<Body>,
 ) -> Response {
     let mut ticket = app.admission.arrive(Route::Completions);
-    match prepare(&app, &mut ticket, request).await {
+    match app.in_time(prepare(&app, &mut ticket, request)).await {
         Ok(job) => answer(&app, &names, ticket, job).await,
         Err(fault) => reply::refuse(&fault, ticket),
     }
@@ -41,8 +41,8 @@ async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Resu
     ticket.admit()?;
     let body = app.body(request).await?;
     let bytes = body.len();
-    let CompletionRequest { prompts, echo, params } = CompletionRequest::parse(&body)?;
-    drop(body);
+    let parsed = app.models.compute(bytes, move || CompletionRequest::parse(&body)).await??;
+    let CompletionRequest { prompts, echo, params } = parsed;
     let card = app.card(&params.model)?;
     let model = app.models.get(&*app.backend, &card).await?;
     let tokenizing = model.clone();

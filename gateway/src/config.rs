@@ -31,7 +31,8 @@ pub struct GatewayConfig {
     /// Prompts tokenized at once outside the request's own task; 0 takes one per core. At most 1,024.
     pub tokenizer_tasks: usize,
     /// Keys that a client may present as `Authorization: Bearer KEY`. Empty: no key is asked for. Each 8 to 512
-    /// visible ASCII characters.
+    /// visible ASCII characters. Never written out again.
+    #[serde(skip_serializing)]
     pub api_keys: Vec<String>,
 }
 

@@ -110,6 +110,12 @@ impl App {
         ))
     }
 
+    /// Runs what comes before a worker is asked, for no longer than a whole request may take.
+    pub(crate) async fn in_time<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+        let ended = tokio::time::timeout(self.config.request_max(), work).await;
+        ended.unwrap_or(Err(Fault::Generate(GenerateError::Deadline)))
+    }
+
     /// Reads a JSON body within its limits of size and time.
     pub(crate) async fn body(&self, request: Request<Body>) -> Result<Bytes, HttpFault> {
         check_kind(request.headers())?;

@@ -2,6 +2,9 @@
 //!
 //! On shutdown the gateway stops admitting (503) and goes on listening until the requests that are here have
 //! ended or the drain time is over; only then are connections closed.
+//!
+//! A client that closes its sending side counts as gone, as in most servers: TCP says no more than that, and waiting
+//! for a write to fail would leave a worker computing for nobody.
 
 use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -232,7 +235,7 @@ async fn warm(app: &App) {
         let models = app.backend.models();
         app.models.retain(&models.iter().map(|served| served.card.bundle_digest.clone()).collect());
         for served in models {
-            if let Err(fault) = app.models.get(&*app.backend, &served.card).await {
+            if let Err(fault) = app.in_time(app.models.get(&*app.backend, &served.card)).await {
                 tracing::debug!(model = %served.card.id, error = %fault, "a model's tokenizer is not loaded yet");
             }
         }

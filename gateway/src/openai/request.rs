@@ -8,7 +8,7 @@ use crate::openai::{
     messages::{self, short_string},
     validate::{
         ANSWERS_MAX, CHOICES_MAX, LOGIT_BIAS_MAX, PROMPTS_MAX, STOP_BYTES_MAX, STOP_TOKENS_MAX, STOPS_MAX,
-        TOP_LOGPROBS_MAX, ValidateError,
+        TOP_LOGPROBS_MAX, UNSUPPORTED, ValidateError,
     },
 };
 
@@ -109,40 +109,6 @@ pub struct CompletionRequest {
     /// The rest.
     pub params: Params,
 }
-
-/// Documented by OpenAI, or common elsewhere, and not offered here. A hint says which value would be.
-const UNSUPPORTED: &[(&str, &str)] = &[
-    ("tools", ": an empty list is"),
-    ("tool_choice", ": only \"none\" is"),
-    ("parallel_tool_calls", ""),
-    ("functions", ""),
-    ("function_call", ""),
-    ("response_format", ": only {\"type\": \"text\"} is"),
-    ("modalities", ": only [\"text\"] is"),
-    ("audio", ""),
-    ("prediction", ""),
-    ("reasoning_effort", ""),
-    ("verbosity", ""),
-    ("web_search_options", ""),
-    ("store", ": only false is"),
-    ("service_tier", ": only \"auto\" and \"default\" are"),
-    ("suffix", ""),
-    ("best_of", ": only the value of n is"),
-    ("guided_json", ""),
-    ("guided_regex", ""),
-    ("guided_choice", ""),
-    ("guided_grammar", ""),
-    ("structured_outputs", ""),
-    ("chat_template", ""),
-    ("chat_template_kwargs", ""),
-    ("add_generation_prompt", ""),
-    ("continue_final_message", ""),
-    ("include_stop_str_in_output", ""),
-    ("prompt_logprobs", ""),
-    ("use_beam_search", ""),
-    ("length_penalty", ""),
-    ("priority", ""),
-];
 
 impl ChatRequest {
     /// Reads a body.

@@ -30,6 +30,40 @@ pub const TOP_LOGPROBS_MAX: u64 = 20;
 /// Longest name, key or salt in bytes.
 pub const NAME_BYTES_MAX: usize = 256;
 
+/// Documented by OpenAI, or common elsewhere, and not offered here. A hint says which value would be.
+pub const UNSUPPORTED: &[(&str, &str)] = &[
+    ("tools", ": an empty list is"),
+    ("tool_choice", ": only \"none\" is"),
+    ("parallel_tool_calls", ""),
+    ("functions", ""),
+    ("function_call", ""),
+    ("response_format", ": only {\"type\": \"text\"} is"),
+    ("modalities", ": only [\"text\"] is"),
+    ("audio", ""),
+    ("prediction", ""),
+    ("reasoning_effort", ""),
+    ("verbosity", ""),
+    ("web_search_options", ""),
+    ("store", ": only false is"),
+    ("service_tier", ": only \"auto\" and \"default\" are"),
+    ("suffix", ""),
+    ("best_of", ": only the value of n is"),
+    ("guided_json", ""),
+    ("guided_regex", ""),
+    ("guided_choice", ""),
+    ("guided_grammar", ""),
+    ("structured_outputs", ""),
+    ("chat_template", ""),
+    ("chat_template_kwargs", ""),
+    ("add_generation_prompt", ""),
+    ("continue_final_message", ""),
+    ("include_stop_str_in_output", ""),
+    ("prompt_logprobs", ""),
+    ("use_beam_search", ""),
+    ("length_penalty", ""),
+    ("priority", ""),
+];
+
 /// A field that is not as it must be.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ValidateError {
