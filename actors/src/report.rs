@@ -49,8 +49,8 @@ pub struct LoadReport {
     pub draining: bool,
     /// The engine's numbers.
     pub load: EngineLoad,
-    /// Speeds, learned from its own steps.
-    pub rates: Rates,
+    /// Speeds, learned from its own steps; `None` before there were enough of them.
+    pub rates: Option<Rates>,
     /// Milliseconds since its engine last finished a step or found nothing to do.
     pub turn_age_ms: u64,
 }
@@ -80,7 +80,7 @@ mod tests {
             incarnation: Incarnation(1),
             draining: false,
             load: EngineLoad { running, prefill_tokens, ..EngineLoad::default() },
-            rates: Rates::default(),
+            rates: None,
             turn_age_ms: 0,
         }
     }

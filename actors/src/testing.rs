@@ -36,6 +36,8 @@ const CONTEXT: u32 = 4_096;
 #[derive(Debug, Clone)]
 pub(crate) struct TestModel {
     pub(crate) step_takes: Duration,
+    /// Added to a step for each prompt token it computes.
+    pub(crate) prefill_takes: Duration,
     pub(crate) sequences_max: u32,
     pub(crate) waiting_max: u32,
     pub(crate) card: ModelCard,
@@ -62,7 +64,14 @@ impl TestModel {
             eos_ids: Vec::new(),
             hash_seed: HashSeed::new(parts),
         };
-        Self { step_takes: Duration::ZERO, sequences_max: 64, waiting_max: 64, card, bundle }
+        Self {
+            step_takes: Duration::ZERO,
+            prefill_takes: Duration::ZERO,
+            sequences_max: 64,
+            waiting_max: 64,
+            card,
+            bundle,
+        }
     }
 
     pub(crate) fn slow(ms: u64) -> Self {
@@ -90,6 +99,7 @@ impl LoadedModel for TestModel {
         Box::new(TestEngine {
             capabilities,
             takes: self.step_takes,
+            prefill_takes: self.prefill_takes,
             waiting: VecDeque::new(),
             running: Vec::new(),
             cache: HashSet::new(),
@@ -108,6 +118,7 @@ struct Running {
 struct TestEngine {
     capabilities: Capabilities,
     takes: Duration,
+    prefill_takes: Duration,
     waiting: VecDeque<SequenceRequest>,
     running: Vec<Running>,
     cache: HashSet<BlockHash>,
@@ -162,12 +173,14 @@ impl Engine for TestEngine {
 
     fn step(&mut self) -> Result<StepOutput, EngineError> {
         let mut output = StepOutput::default();
+        let before = self.load.tokens_prefilled;
         while self.running.len() < self.capabilities.limits.sequences_max as usize {
             let Some(request) = self.waiting.pop_front() else { break };
             self.start(request, &mut output.events);
         }
         output.idle = self.running.is_empty();
-        output.takes = if output.idle { Duration::ZERO } else { self.takes };
+        let prefilled = u32::try_from(self.load.tokens_prefilled - before).unwrap_or(u32::MAX);
+        output.takes = if output.idle { Duration::ZERO } else { self.takes + self.prefill_takes * prefilled };
         for running in &mut self.running {
             let prompt = &running.request.prompt;
             assert!(!prompt.contains(&PANIC_TOKEN), "the engine was asked to panic");

@@ -43,7 +43,6 @@ use crate::{
     announce::{announce, withdraw},
     names,
     report::LoadReport,
-    route::score::Rates,
     seat::{Seat, Seated},
 };
 use doors::{EventsDoor, GenerateDoor};
@@ -259,7 +258,7 @@ fn first_report(shared: &WorkerShared) -> LoadReport {
         incarnation: shared.incarnation,
         draining: false,
         load: EngineLoad::default(),
-        rates: Rates::default(),
+        rates: None,
         turn_age_ms: 0,
     }
 }

@@ -48,8 +48,8 @@ pub struct Heard {
     pub sequences: u32,
     /// Prompt tokens not computed yet.
     pub prefill_tokens: u64,
-    /// Learned rates.
-    pub rates: Rates,
+    /// Learned rates; `None` before it has computed enough to know.
+    pub rates: Option<Rates>,
 }
 
 /// A worker that could take the request.
@@ -109,7 +109,9 @@ impl Decider {
             self.cooling_until.insert(worker.clone(), now + COOLING);
         }
         self.forget_the_gone(candidates, now);
-        let judged: Vec<Judged> = self.eligible(ask, candidates).map(|c| self.judge(ask, c)).collect();
+        let learned = |candidate: &Candidate| candidate.heard.and_then(|heard| heard.rates);
+        let common = Rates::common(candidates.iter().filter_map(learned));
+        let judged: Vec<Judged> = self.eligible(ask, candidates).map(|c| self.judge(ask, c, common)).collect();
         let runners: Vec<Runner<'_>> = judged
             .iter()
             .map(|judged| Runner {
@@ -156,7 +158,8 @@ impl Decider {
         candidates.iter().filter(left).filter(move |c| !(some_sure && doubtful(c)))
     }
 
-    fn judge(&self, ask: &Ask<'_>, candidate: &Candidate) -> Judged {
+    /// A worker that has not learned its rates is judged by the common ones.
+    fn judge(&self, ask: &Ask<'_>, candidate: &Candidate, common: Rates) -> Judged {
         let heard = candidate.heard;
         let own = self.book.in_flight(&candidate.worker, candidate.incarnation, heard.map(|heard| heard.at));
         // The report lags behind the book, the book misses what others sent: the larger one is nearer to the truth.
@@ -168,7 +171,7 @@ impl Decider {
             in_flight,
             queued_tokens: own.unreported_tokens + heard.map_or(0, |heard| heard.prefill_tokens),
             sequences_max: candidate.sequences_max,
-            rates: heard.map_or_else(Rates::default, |heard| heard.rates),
+            rates: heard.and_then(|heard| heard.rates).map_or(common, |rates| rates.near(common)),
         };
         Judged {
             worker: candidate.worker.clone(),

@@ -9,7 +9,8 @@ use crate::{
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prefix_goes_to_the_worker_that_holds_it() {
-    let rig = Rig::ready("shard-prefix", TestModel::new(), 2).await;
+    let model = TestModel { prefill_takes: Duration::from_micros(100), ..TestModel::slow(1) };
+    let rig = Rig::ready("shard-prefix", model, 2).await;
     let mut holders = HashMap::new();
     for kind in 0..6 {
         let stream = rig.generate(spec(prompt(kind * 100, 320), 2)).await.expect("accepted");

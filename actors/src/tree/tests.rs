@@ -43,16 +43,19 @@ impl Three {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_code_serves_workers_of_other_nodes() {
     let three = Three::start("tree-remote", TestModel::new()).await;
-    let mut first = HashSet::new();
-    for kind in 0..4 {
+    let mut served = HashSet::new();
+    let mut kind = 0;
+    // A worker whose node is suspected for a moment gets nothing meanwhile, so this waits for both rather than count.
+    while served.len() < 2 {
         let stream = three.front.generate(spec(prompt(kind * 100, 320), 20)).await.expect("accepted");
-        first.insert(stream.worker.clone());
+        served.insert(stream.worker.clone());
         let frames = all(stream).await.expect("an answer");
         let tokens: Vec<_> = frames.iter().flat_map(|frame| frame.tokens.iter().map(|token| token.id)).collect();
         assert_eq!(tokens, (1..=20).collect::<Vec<_>>());
+        kind += 1;
+        assert!(kind < 40, "one worker was never asked");
     }
-    assert_eq!(first.len(), 2);
-    eventually("all blocks indexed", || three.front.node.indexed_blocks() == 4 * 20).await;
+    eventually("all blocks indexed", || three.front.node.indexed_blocks() == 20 * kind as usize).await;
     let warm = three.front.complete(spec(prompt(100, 320), 1)).await.expect("an answer");
     assert!(warm[0].cached_tokens.expect("told") >= 304);
     let card = three.front.node.client().models()[0].card.clone();

@@ -26,15 +26,20 @@ pub(crate) struct StepFacts {
     pub(crate) sampled: u64,
 }
 
+/// Steps before the rates are told to anybody.
+const STEPS_MIN: u32 = 50;
+
 /// Rates, moving with every step.
 #[derive(Debug, Default)]
 pub(crate) struct RateBook {
     rates: Rates,
+    steps: u32,
 }
 
 impl RateBook {
-    pub(crate) fn rates(&self) -> Rates {
-        self.rates
+    /// What was learned; `None` before there were enough steps.
+    pub(crate) fn rates(&self) -> Option<Rates> {
+        (self.steps >= STEPS_MIN).then_some(self.rates)
     }
 
     /// Learns from a step.
@@ -44,6 +49,7 @@ impl RateBook {
         if step.prefilled == 0 && step.sampled == 0 {
             return;
         }
+        self.steps = self.steps.saturating_add(1);
         let rates = &mut self.rates;
         let expected = rates.step_ms
             + rates.prefill_ms_per_token * USUAL_PREFILL * prefill
@@ -71,7 +77,7 @@ mod tests {
             let (prefilled, sampled) = ((at % 3) * 100, 1 + at % 8);
             book.learn(step(7.0 + 0.25 * prefilled as f64 + 0.5 * sampled as f64, prefilled, sampled));
         }
-        let rates = book.rates();
+        let rates = book.rates().expect("enough steps");
         assert!((rates.step_ms - 7.0).abs() < 0.2, "{rates:?}");
         assert!((rates.prefill_ms_per_token - 0.25).abs() < 0.01, "{rates:?}");
         assert!((rates.decode_ms_per_sequence - 0.5).abs() < 0.05, "{rates:?}");
@@ -83,8 +89,17 @@ mod tests {
         for _ in 0..500 {
             book.learn(step(30.0, 0, 1));
         }
-        let rates = book.rates();
+        let rates = book.rates().expect("enough steps");
         assert!((rates.step_ms + rates.decode_ms_per_sequence - 30.0).abs() < 0.1, "{rates:?}");
+    }
+
+    #[test]
+    fn a_few_steps_are_no_knowledge() {
+        let mut book = RateBook::default();
+        (1..STEPS_MIN).for_each(|_| book.learn(step(1.0, 0, 1)));
+        assert_eq!(book.rates(), None);
+        book.learn(step(1.0, 0, 1));
+        assert!(book.rates().is_some());
     }
 
     #[test]
@@ -92,7 +107,7 @@ mod tests {
         let mut book = RateBook::default();
         for (ms, prefilled, sampled) in [(0.0, 0, 0), (0.0, 1, 1_000_000), (1.0, 0, 1), (5_000.0, 1, 0), (0.0, 9, 9)] {
             book.learn(step(ms, prefilled, sampled));
-            let rates = book.rates();
+            let rates = book.rates;
             for rate in [rates.step_ms, rates.prefill_ms_per_token, rates.decode_ms_per_sequence] {
                 assert!(rate.is_finite() && rate >= 0.0, "{rates:?}");
             }

@@ -3,7 +3,6 @@ use starling_ids::NodeId;
 use starling_kv::events::KvEvent;
 
 use super::*;
-use crate::route::score::Rates;
 
 const LIFE: Incarnation = Incarnation(1);
 
@@ -110,7 +109,7 @@ fn a_worker_is_sound_when_it_just_appeared_and_unsound_when_it_broke_off() {
         incarnation: LIFE,
         draining: true,
         load: EngineLoad::default(),
-        rates: Rates::default(),
+        rates: None,
         turn_age_ms: 0,
     };
     knowledge.load(&worker(), token, report.clone()).expect("own token");

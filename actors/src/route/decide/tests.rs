@@ -55,7 +55,7 @@ fn counts(decisions: &[Decision], workers: u16) -> Vec<usize> {
 
 fn heard(at_ms: u64, sequences: u32) -> Option<Heard> {
     let at = Duration::from_millis(at_ms);
-    Some(Heard { at, sequences, prefill_tokens: 0, rates: Rates::default() })
+    Some(Heard { at, sequences, prefill_tokens: 0, rates: None })
 }
 
 #[test]
@@ -178,6 +178,22 @@ fn a_doubtful_worker_is_better_than_none() {
     assert_eq!(asker.once(&mut decider, &two).key.worker.index, 1);
     two.truncate(1);
     assert_eq!(asker.once(&mut decider, &two).key.worker.index, 0);
+}
+
+#[test]
+fn a_worker_that_has_learned_nothing_is_judged_like_its_peers() {
+    let mut decider = Decider::new(1);
+    let mut asker = Asker::new(300);
+    let fast = |noise: f64| {
+        let rates = Rates { prefill_ms_per_token: 0.02 * noise, decode_ms_per_sequence: 0.03 * noise, step_ms: 7.0 };
+        Some(Heard { rates: Some(rates), ..heard(0, 0).expect("heard") })
+    };
+    let mut four = candidates(4);
+    for (candidate, noise) in four.iter_mut().zip([0.8, 1.0, 1.2]) {
+        candidate.heard = fast(noise);
+    }
+    let decisions: Vec<_> = (0..80).map(|_| asker.once(&mut decider, &four)).collect();
+    assert!(counts(&decisions, 4).iter().all(|count| (19..=21).contains(count)), "{:?}", counts(&decisions, 4));
 }
 
 #[test]
