@@ -100,15 +100,17 @@ def greedy(args):
     for name, text in prompts():
         ids = post(server, "/tokenize", {"content": text, "add_special": False, "parse_special": True})["tokens"]
         body = {
-            "prompt": ids, "n_predict": args.tokens, "temperature": 0, "n_probs": 2, "ignore_eos": True,
+            "prompt": ids, "n_predict": args.tokens, "temperature": 0, "n_probs": 4, "ignore_eos": True,
             "cache_prompt": False, "return_tokens": True,
         }
         answer = post(server, "/completion", body)
         gaps = []
         for step in answer["completion_probabilities"]:
-            first, second = step["top_logprobs"][:2]
-            gaps.append(round(first["logprob"] - second["logprob"], 4))
-        print(json.dumps({"name": name, "prompt": ids, "tokens": answer["tokens"], "gaps": gaps}), flush=True)
+            # What is likelier than the chosen token is an end token, which `ignore_eos` forbids.
+            chosen = step["logprob"]
+            others = [other["logprob"] for other in step["top_logprobs"] if other["id"] != step["id"]]
+            gaps.append(round(chosen - max((other for other in others if other <= chosen), default=chosen - 20), 4))
+        print(json.dumps({"name": name, "text": text, "prompt": ids, "tokens": answer["tokens"], "gaps": gaps}), flush=True)
 
 
 def main():

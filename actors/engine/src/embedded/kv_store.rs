@@ -72,7 +72,7 @@ unsafe impl Sync for KvWriter {}
 impl KvStore {
     /// Reserves `slots` blocks.
     pub(super) fn new(shape: KvShape, slots: usize) -> Result<Self, std::io::Error> {
-        let bytes = shape.block_bytes().checked_mul(slots).unwrap_or(usize::MAX);
+        let bytes = shape.block_bytes().saturating_mul(slots);
         let map = MmapMut::map_anon(bytes.max(1))?;
         #[cfg(target_os = "linux")]
         if let Err(error) = map.advise(memmap2::Advice::HugePage) {

@@ -94,7 +94,7 @@ impl Product<'_> {
             for index in from..(from + share).min(units) {
                 let unit_panels = &panels[index * unit..(index + 1) * unit];
                 for (panel, sums) in unit_panels.iter().zip(sums.chunks_exact_mut(columns * PANEL_ROWS)) {
-                    self.kernels.panel(panel.form, self.arena.panel(*panel), self.columns, first, sums);
+                    self.kernels.panel(self.arena.panel(*panel), self.columns, first, sums);
                 }
                 sink(index * unit, first, sums);
             }

@@ -1,6 +1,6 @@
 //! The embedded engine: a Llama-architecture model on this machine's CPU.
 //!
-//! A file becomes repacked weights once ([`gguf`], `hf`, `weights`, `repack`); every engine of the process shares them
+//! A file becomes repacked weights once (`gguf`, `hf`, `weights`, `repack`); every engine of the process shares them
 //! and one pool of threads (`compute`). An engine computes batches over its own cache (`forward`, `kv_store`) with
 //! kernels that give the same bits on every CPU (`kernels`). Called by [`crate::loader::load`].
 
@@ -9,6 +9,7 @@ mod config;
 mod forward;
 mod gguf;
 mod gguf_model;
+mod hf;
 mod kernels;
 mod kv_store;
 mod matmul;
@@ -76,6 +77,14 @@ fn map(path: &Path) -> Result<Mmap, LoadError> {
     unsafe { Mmap::map(&file) }.map_err(io)
 }
 
+fn open(path: &Path) -> Result<Opened, LoadError> {
+    if !path.is_dir() {
+        return open_gguf(path);
+    }
+    let hf::HfFolder { config, bundle, eos_ids, tensors } = hf::open(path)?;
+    Ok(Opened { config, bundle, eos_ids, tensors: Box::new(tensors) })
+}
+
 fn open_gguf(path: &Path) -> Result<Opened, LoadError> {
     let malformed = |reason| LoadError::Malformed { path: path.to_owned(), reason };
     let file = GgufModel::open(map(path)?).map_err(malformed)?;
@@ -98,14 +107,18 @@ pub(crate) struct Borrowed {
 
 /// The tokenizer of a model file or folder, without its weights.
 pub(crate) fn bundle_from(path: &Path) -> Result<Borrowed, LoadError> {
-    let Opened { config, bundle, eos_ids, .. } = open_gguf(path)?;
+    let Opened { config, bundle, eos_ids, .. } = open(path)?;
     let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     Ok(Borrowed { bundle, eos_ids, vocab_size: narrow(config.vocab), context_length: narrow(config.context) })
 }
 
-/// The name a file suggests: its stem without the suffix that tells the quantization.
+/// The name a folder or file suggests: a file's stem without the suffix that tells the quantization.
 fn suggested_name(path: &Path) -> Result<ModelId, LoadError> {
-    let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
+    // `.` has a name only once it is resolved; a link keeps its own, it may point at a hash.
+    let resolved = if path.file_name().is_none() { path.canonicalize().ok() } else { None };
+    let full = resolved.unwrap_or_else(|| path.to_owned());
+    let part = if full.is_dir() { full.file_name() } else { full.file_stem() };
+    let stem = part.unwrap_or(path.as_os_str()).to_string_lossy();
     let is_quantization = |suffix: &str| {
         let mut chars = suffix.chars();
         let first = chars.next().map(|c| c.to_ascii_uppercase());
@@ -128,7 +141,7 @@ impl EmbeddedModel {
         let missing = || LoadError::Options("the embedded engine needs a model file".to_owned());
         let path: PathBuf = options.path.clone().ok_or_else(missing)?;
         progress(Progress { stage: "reading", share: 0.0 });
-        let opened = open_gguf(&path)?;
+        let opened = open(&path)?;
         let kernels = Kernels::choose(options.kernel).map_err(LoadError::Options)?;
         let pool = Pool::new(options.threads);
         let mut heard = |share| progress(Progress { stage: "repacking", share });

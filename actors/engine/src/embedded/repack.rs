@@ -94,7 +94,16 @@ pub(super) struct PanelRef {
     /// Bytes.
     len: usize,
     /// How its numbers are stored.
+    form: Form,
+}
+
+/// One panel.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Panel<'a> {
+    /// How its numbers are stored.
     pub(super) form: Form,
+    /// Whole blocks.
+    pub(super) bytes: &'a [u8],
 }
 
 /// A matrix, as panels in the arena.
@@ -102,8 +111,6 @@ pub(super) struct PanelRef {
 pub(super) struct Matrix {
     /// In row order.
     pub(super) panels: Vec<PanelRef>,
-    /// Blocks of 32 columns.
-    pub(super) blocks: usize,
     /// Rows with a meaning; the last panel may have more, all zero.
     pub(super) rows: usize,
 }
@@ -113,16 +120,16 @@ pub(super) struct Matrix {
 pub(super) struct Arena(MmapMut);
 
 impl Arena {
-    /// The bytes of a panel.
-    pub(super) fn panel(&self, panel: PanelRef) -> &[u8] {
-        &self.0[panel.offset..panel.offset + panel.len]
+    /// A panel.
+    pub(super) fn panel(&self, panel: PanelRef) -> Panel<'_> {
+        Panel { form: panel.form, bytes: &self.0[panel.offset..panel.offset + panel.len] }
     }
 
-    /// Weight row `row` of `matrix` as f32; `out` has 32 × `matrix.blocks` places.
+    /// Weight row `row` of `matrix` as f32; `out` has as many places as the matrix has columns.
     pub(super) fn row(&self, matrix: &Matrix, row: usize, out: &mut [f32]) {
-        let panel = matrix.panels[row / PANEL_ROWS];
+        let panel = self.panel(matrix.panels[row / PANEL_ROWS]);
         let lane = row % PANEL_ROWS;
-        let blocks = self.panel(panel).chunks_exact(panel.form.block_bytes());
+        let blocks = panel.bytes.chunks_exact(panel.form.block_bytes());
         for (block, out) in blocks.zip(out.chunks_exact_mut(BLOCK)) {
             let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
             for (i, value) in out.iter_mut().enumerate() {
@@ -130,7 +137,7 @@ impl Arena {
                 *value = match panel.form {
                     Form::Q4 => {
                         let pair = block[step / 2 * VECTOR + within];
-                        let number = if step % 2 == 0 { pair & 15 } else { pair >> 4 };
+                        let number = if step.is_multiple_of(2) { pair & 15 } else { pair >> 4 };
                         let scale = half(Q4_NUMBERS + 2 * lane);
                         f32::from(number) * scale + half(Q4_NUMBERS + 2 * (PANEL_ROWS + lane))
                     }
@@ -153,8 +160,7 @@ impl<'a> Packer<'a> {
     /// Plans the rows of `sources` one after the other. All have equal columns; all but the last have rows in
     /// multiples of 16.
     pub(super) fn stack(&mut self, sources: &[Source<'a>]) -> Matrix {
-        let blocks = sources.first().map_or(0, |source| source.cols / BLOCK);
-        let mut matrix = Matrix { panels: Vec::new(), blocks, rows: 0 };
+        let mut matrix = Matrix { panels: Vec::new(), rows: 0 };
         for source in sources {
             for first in (0..source.rows).step_by(PANEL_ROWS) {
                 matrix.panels.push(self.place(*source, first));
@@ -166,7 +172,7 @@ impl<'a> Packer<'a> {
 
     /// Plans two tensors of equal shape as groups of four panels: 32 rows of `a`, then the same 32 of `b`.
     pub(super) fn interleave(&mut self, a: Source<'a>, b: Source<'a>) -> Matrix {
-        let mut matrix = Matrix { panels: Vec::new(), blocks: a.cols / BLOCK, rows: a.rows + b.rows };
+        let mut matrix = Matrix { panels: Vec::new(), rows: a.rows + b.rows };
         for first in (0..a.rows).step_by(2 * PANEL_ROWS) {
             for source in [a, b] {
                 matrix.panels.push(self.place(source, first));

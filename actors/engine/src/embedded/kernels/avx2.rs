@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::{
     Columns, ColumnsOut, Kernels,
-    generic::{self, Attend, AttendScratch, KEYS, SCORE_STRIDE, Simd},
+    generic::{self, Attend, AttendScratch, KEYS, Quantized, SCORE_STRIDE, Simd},
 };
 use crate::embedded::{
     quant::BLOCK,
@@ -114,7 +114,8 @@ unsafe fn q4(panel: &[u8], x: &Columns, first: usize, acc: &mut [f32]) {
 #[inline]
 unsafe fn q4_tile<const C: usize>(numbers: &[u8; 512], block: &[u8], x: &Columns, at: usize, acc: &mut [f32]) {
     let mut dots = [[_mm256_setzero_si256(); 2]; C];
-    for step in 0..STEPS {
+    // A count that the compiler cannot see: unrolled, it would add in another order and run out of registers.
+    for step in 0..std::hint::black_box(STEPS) {
         // SAFETY: `step * VECTOR + 64 <= 512`; columns as promised.
         unsafe {
             let w = [load(numbers, step * VECTOR), load(numbers, step * VECTOR + 32)];
@@ -215,27 +216,29 @@ unsafe fn q8(panel: &[u8], x: &Columns, first: usize, acc: &mut [f32]) {
 #[inline]
 unsafe fn q8_tile<const C: usize>(block: &[u8], x: &Columns, at: usize, acc: &mut [f32]) {
     let ones = _mm256_set1_epi16(1);
-    for half in 0..2 {
-        let mut dots = [_mm256_setzero_si256(); C];
-        for step in 0..STEPS {
-            // SAFETY: a block has 512 bytes of numbers; columns as promised.
-            unsafe {
-                let w = load(block, step * VECTOR + half * 32);
-                let magnitude = _mm256_abs_epi8(w);
-                for (column, dot) in dots.iter_mut().enumerate() {
+    let mut dots = [[_mm256_setzero_si256(); 2]; C];
+    for step in 0..std::hint::black_box(STEPS) {
+        // SAFETY: a block has 512 bytes of numbers; columns as promised.
+        unsafe {
+            let w = [load(block, step * VECTOR), load(block, step * VECTOR + 32)];
+            let magnitude = w.map(|w| _mm256_abs_epi8(w));
+            for (column, dots) in dots.iter_mut().enumerate() {
+                let x = spread(x, at + column, step);
+                for half in 0..2 {
                     // |w| is at most 128 and x at most 127: two products fit 16 bits.
-                    let x = _mm256_sign_epi8(spread(x, at + column, step), w);
-                    let pairs = _mm256_maddubs_epi16(magnitude, x);
-                    *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, ones));
+                    let pairs = _mm256_maddubs_epi16(magnitude[half], _mm256_sign_epi8(x, w[half]));
+                    dots[half] = _mm256_add_epi32(dots[half], _mm256_madd_epi16(pairs, ones));
                 }
             }
         }
+    }
+    for half in 0..2 {
         // SAFETY: scales follow the numbers; `acc` has C columns of 16; columns as promised.
         unsafe {
             let scale = halves(block, Q8_NUMBERS + half * 16);
-            for (column, dot) in dots.iter().enumerate() {
+            for (column, dots) in dots.iter().enumerate() {
                 let acc = acc.as_mut_ptr().add(column * PANEL_ROWS + half * 8);
-                let sum = scaled(*dot, *x.scales.get_unchecked(at + column), scale, _mm256_loadu_ps(acc));
+                let sum = scaled(dots[half], *x.scales.get_unchecked(at + column), scale, _mm256_loadu_ps(acc));
                 _mm256_storeu_ps(acc, sum);
             }
         }
@@ -246,8 +249,8 @@ unsafe fn q8_tile<const C: usize>(block: &[u8], x: &Columns, at: usize, acc: &mu
 /// As for `generic::quantize_column`, on a CPU with the features.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn quantize(x: &[f32], out: &ColumnsOut, first: usize, column: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { generic::quantize_column(x, out, first, column) }
+    // SAFETY: the caller's promise, and this CPU has the features of `Avx2`.
+    unsafe { generic::quantize_column::<Avx2>(x, out, first, column) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -280,6 +283,40 @@ fn attend(task: &Attend<'_>, scratch: &mut AttendScratch, out: &mut [f32]) {
 pub(super) struct Avx2;
 
 impl Simd for Avx2 {
+    #[inline(always)]
+    unsafe fn quantize(x: &[f32; BLOCK]) -> Quantized {
+        // SAFETY: four registers are the block; the caller promises AVX2.
+        unsafe {
+            let x: [__m256; 4] = std::array::from_fn(|i| _mm256_loadu_ps(x.as_ptr().add(i * 8)));
+            let unsigned = _mm256_castsi256_ps(_mm256_set1_epi32(i32::MAX));
+            let pair = |i: usize| {
+                let (a, b) = (_mm256_and_ps(x[i], unsigned), _mm256_and_ps(x[i + 2], unsigned));
+                _mm256_max_ps(b, a)
+            };
+            let eight = _mm256_max_ps(pair(1), pair(0));
+            let four = _mm_max_ps(_mm256_extractf128_ps::<1>(eight), _mm256_castps256_ps128(eight));
+            let two = _mm_max_ps(_mm_movehl_ps(four, four), four);
+            let largest = _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(two), two));
+            let (scale, inverse) = generic::scales(largest);
+            let inverse = _mm256_set1_ps(inverse);
+            // Conversion rounds to nearest, ties to even, as the definition does.
+            let rounded = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
+            let sums =
+                _mm256_add_epi32(_mm256_add_epi32(rounded[0], rounded[1]), _mm256_add_epi32(rounded[2], rounded[3]));
+            let four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+            let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+            let total = _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)));
+            let low = _mm256_packs_epi32(rounded[0], rounded[1]);
+            let high = _mm256_packs_epi32(rounded[2], rounded[3]);
+            // Packing works within halves; this puts the groups of four back in order.
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+            let mut numbers = [0i8; BLOCK];
+            _mm256_storeu_si256(numbers.as_mut_ptr().cast(), bytes);
+            Quantized { numbers, scale, total }
+        }
+    }
+
     #[inline(always)]
     unsafe fn widen(from: &[u16], to: &mut [f32]) {
         assert!(from.len() == to.len() && from.len().is_multiple_of(8), "a block is whole registers");

@@ -159,7 +159,7 @@ unsafe fn q8(panel: &[u8], x: &Columns, first: usize, acc: &mut [f32]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn quantize(x: &[f32], out: &ColumnsOut, first: usize, column: usize) {
     // SAFETY: the caller's promise.
-    unsafe { generic::quantize_column(x, out, first, column) }
+    unsafe { generic::quantize_column::<avx2::Avx2>(x, out, first, column) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]

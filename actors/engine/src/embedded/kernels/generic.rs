@@ -93,6 +93,12 @@ pub(super) fn scaled_by(x: &[f32], weight: &[f32], scale: f32, out: &mut [f32]) 
     }
 }
 
+/// What numbers are multiplied with, and values, in a block whose largest magnitude is `largest`.
+#[inline(always)]
+pub(super) fn scales(largest: f32) -> (f32, f32) {
+    if largest > TINY { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) }
+}
+
 #[inline(always)]
 pub(super) fn quantize(x: &[f32; BLOCK]) -> Quantized {
     let mut largest = [0.0f32; LANES];
@@ -104,9 +110,7 @@ pub(super) fn quantize(x: &[f32; BLOCK]) -> Quantized {
             largest[i] = larger(largest[i], largest[i + half]);
         }
     }
-    let live = largest[0] > TINY;
-    let scale = if live { largest[0] / 127.0 } else { 0.0 };
-    let inverse = if live { 127.0 / largest[0] } else { 0.0 };
+    let (scale, inverse) = scales(largest[0]);
     let mut numbers = [0i8; BLOCK];
     let mut total = 0i32;
     for i in 0..BLOCK {
@@ -120,13 +124,13 @@ pub(super) fn quantize(x: &[f32; BLOCK]) -> Quantized {
 /// Quantizes the blocks of `x` into one column, from block `first` on.
 ///
 /// # Safety
-/// As for [`ColumnsOut::put`], for all these blocks.
+/// As for [`ColumnsOut::put`], for all these blocks; the CPU has the features of `S`.
 #[inline(always)]
-pub(super) unsafe fn quantize_column(x: &[f32], out: &ColumnsOut, first: usize, column: usize) {
+pub(super) unsafe fn quantize_column<S: Simd>(x: &[f32], out: &ColumnsOut, first: usize, column: usize) {
     let (blocks, _) = x.as_chunks::<BLOCK>();
     for (index, block) in blocks.iter().enumerate() {
         // SAFETY: the caller's promise.
-        unsafe { out.put(first + index, column, quantize(block)) };
+        unsafe { out.put(first + index, column, S::quantize(block)) };
     }
 }
 
@@ -176,8 +180,17 @@ pub(in super::super) struct AttendScratch {
     sums: Vec<[f32; LANES]>,
 }
 
-/// The parts of attention that an instruction set does its own way; the defaults define the bits.
+/// What an instruction set does its own way; the defaults define the bits.
 pub(super) trait Simd {
+    /// 32 values to eight bits.
+    ///
+    /// # Safety
+    /// The CPU has the version's features.
+    #[inline(always)]
+    unsafe fn quantize(x: &[f32; BLOCK]) -> Quantized {
+        quantize(x)
+    }
+
     /// f16 bits to f32.
     ///
     /// # Safety

@@ -16,7 +16,7 @@ mod selfcheck;
 use self::generic::{Attend, AttendScratch};
 use super::{
     quant::BLOCK,
-    repack::{Form, PANEL_ROWS},
+    repack::{Form, PANEL_ROWS, Panel},
 };
 use crate::loader::KernelChoice;
 
@@ -171,18 +171,19 @@ impl Kernels {
     }
 
     /// One panel times columns `first..first + acc.len() / 16`: `acc[column][row]`, overwritten.
-    pub(super) fn panel(&self, form: Form, panel: &[u8], columns: &Columns, first: usize, acc: &mut [f32]) {
-        let blocks = panel.len() / form.block_bytes();
+    pub(super) fn panel(&self, panel: Panel<'_>, columns: &Columns, first: usize, acc: &mut [f32]) {
+        let Panel { form, bytes } = panel;
+        let blocks = bytes.len() / form.block_bytes();
         let count = acc.len() / PANEL_ROWS;
-        assert!(first + count <= columns.count && acc.len() % PANEL_ROWS == 0, "columns out of bounds");
+        assert!(first + count <= columns.count && acc.len().is_multiple_of(PANEL_ROWS), "columns out of bounds");
         assert!(blocks * columns.count <= columns.numbers.len(), "columns shorter than the panel");
-        assert!(blocks * form.block_bytes() == panel.len(), "a panel is whole blocks");
+        assert!(blocks * form.block_bytes() == bytes.len(), "a panel is whole blocks");
         let kernel = match form {
             Form::Q4 => self.q4,
             Form::Q8 => self.q8,
         };
         // SAFETY: the CPU has the features (`available`), and the bounds the kernels rely on hold (above).
-        unsafe { kernel(panel, columns, first, acc) }
+        unsafe { kernel(bytes, columns, first, acc) }
     }
 
     /// Quantizes `x`, a multiple of 32 long, into column `column` from block `first` on.

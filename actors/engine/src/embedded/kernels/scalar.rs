@@ -36,7 +36,7 @@ fn q4(panel: &[u8], x: &Columns, first: usize, acc: &mut [f32]) {
                     .map(|i| {
                         let step = i / STEP;
                         let pair = block[step / 2 * VECTOR + row * STEP + i % STEP];
-                        let number = if step % 2 == 0 { pair & 15 } else { pair >> 4 };
+                        let number = if step.is_multiple_of(2) { pair & 15 } else { pair >> 4 };
                         i32::from(number) * i32::from(x.numbers[at][i])
                     })
                     .sum();
@@ -69,7 +69,7 @@ fn q8(panel: &[u8], x: &Columns, first: usize, acc: &mut [f32]) {
 /// As for `generic::quantize_column`.
 unsafe fn quantize(x: &[f32], out: &ColumnsOut, first: usize, column: usize) {
     // SAFETY: the caller's promise.
-    unsafe { generic::quantize_column(x, out, first, column) }
+    unsafe { generic::quantize_column::<Portable>(x, out, first, column) }
 }
 
 fn norm_scale(x: &[f32], epsilon: f32) -> f32 {

@@ -7,7 +7,7 @@ use half::f16;
 use super::{Columns, ColumnsOut, Kernels, generic::Attend, generic::AttendScratch};
 use crate::embedded::{
     quant::BLOCK,
-    repack::{Form, PANEL_ROWS, Q4_NUMBERS, Q8_NUMBERS},
+    repack::{Form, PANEL_ROWS, Panel, Q4_NUMBERS, Q8_NUMBERS},
 };
 
 /// A small generator, so that every start checks the same data.
@@ -74,8 +74,9 @@ pub(super) fn first_difference(a: &Kernels, b: &Kernels) -> Option<&'static str>
         for form in [Form::Q4, Form::Q8] {
             let panel = noise.panel(form, BLOCKS);
             let mut sums = [vec![1.0; count * PANEL_ROWS], vec![2.0; count * PANEL_ROWS]];
-            a.panel(form, &panel, &ours, 0, &mut sums[0]);
-            b.panel(form, &panel, &theirs, 0, &mut sums[1]);
+            let panel = Panel { form, bytes: &panel };
+            a.panel(panel, &ours, 0, &mut sums[0]);
+            b.panel(panel, &theirs, 0, &mut sums[1]);
             if differ(&sums[0], &sums[1]) {
                 return Some(if form == Form::Q4 { "four-bit products" } else { "eight-bit products" });
             }
@@ -141,7 +142,7 @@ mod tests {
         let columns = columns(&kernels, &x, 1);
         let panel = noise.panel(Form::Q8, BLOCKS);
         let mut sums = vec![0.0; PANEL_ROWS];
-        kernels.panel(Form::Q8, &panel, &columns, 0, &mut sums);
+        kernels.panel(Panel { form: Form::Q8, bytes: &panel }, &columns, 0, &mut sums);
         for (row, sum) in sums.iter().enumerate() {
             let mut expected = 0.0f64;
             for (i, x) in x.iter().enumerate() {

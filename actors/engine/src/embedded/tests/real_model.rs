@@ -1,18 +1,20 @@
 //! Tests over the default model, which `make model` brings.
 
-use std::path::PathBuf;
+use std::{collections::HashMap, path::PathBuf};
 
+use serde::Deserialize;
 use starling_ids::TokenId;
 use tokenizers::Tokenizer;
 
-use super::super::EmbeddedModel;
+use super::{super::EmbeddedModel, bits, dense, feed, slots};
 use crate::{
-    backend::{Backend, Batch, BatchItem, BlockSlot, Row},
+    backend::{Backend, Batch, BatchItem},
+    contract::{Engine, FinishReason, SampledToken, SamplingParams, SequenceId, SequenceRequest, StopParams},
     loader::{EngineKind, KernelChoice, LoadedModel, ModelOptions},
 };
 
 /// Where the default model is, as `make model` leaves it.
-#[allow(clippy::disallowed_methods)]
+#[allow(clippy::disallowed_methods, reason = "tests find the model as the scripts do")]
 fn model_path() -> PathBuf {
     let home = std::env::var("HOME").unwrap_or_default();
     let cached = PathBuf::from(home).join(".cache/starling/models/SmolLM2-135M-Instruct.Q4_1.gguf");
@@ -21,44 +23,164 @@ fn model_path() -> PathBuf {
     path
 }
 
-fn options(threads: usize, kernel: KernelChoice) -> ModelOptions {
-    ModelOptions {
+fn model(threads: usize) -> EmbeddedModel {
+    let options = ModelOptions {
         kind: EngineKind::Embedded,
         path: Some(model_path()),
         served_name: None,
         threads,
-        kv_bytes: 64 << 20,
-        sequences_max: 16,
-        waiting_max: 16,
-        batch_tokens_max: 512,
-        kernel,
+        kv_bytes: 128 << 20,
+        sequences_max: 32,
+        waiting_max: 32,
+        batch_tokens_max: 256,
+        kernel: KernelChoice::Auto,
+    };
+    EmbeddedModel::load(&options, &mut |_| {}).unwrap()
+}
+
+fn request(engine: &dyn Engine, id: u64, prompt: &[TokenId], tokens_max: u32, ignore_eos: bool) -> SequenceRequest {
+    SequenceRequest {
+        id: SequenceId(id),
+        prompt: prompt.into(),
+        hash_seed: engine.capabilities().card.hash_seed,
+        sampling: SamplingParams::greedy(),
+        stop: StopParams { tokens_max, tokens_min: 0, token_ids: Vec::new(), ignore_eos },
+        logprobs: Some(2),
+        priority: 0,
     }
 }
 
-fn greedy(logits: &[f32]) -> TokenId {
-    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
-    best.map_or(0, |(id, _)| id as TokenId)
+/// Its tokens, those taken from the cache, and why it ended.
+type Answer = (Vec<SampledToken>, Option<u32>, Option<FinishReason>);
+
+/// Everything each sequence got.
+fn run(engine: &mut dyn Engine) -> HashMap<u64, Answer> {
+    let mut answers: HashMap<u64, Answer> = HashMap::new();
+    loop {
+        let output = engine.step().unwrap();
+        for delta in output.deltas {
+            let answer = answers.entry(delta.id.0).or_default();
+            answer.0.extend(delta.tokens);
+            answer.1 = answer.1.or(delta.cached_tokens);
+            answer.2 = answer.2.or(delta.finish);
+        }
+        if output.idle {
+            return answers;
+        }
+    }
 }
 
 #[test]
-fn the_default_model_answers_a_sum() {
-    let model = EmbeddedModel::load(&options(0, KernelChoice::Auto), &mut |_| {}).unwrap();
+fn the_default_model_answers_a_sum_and_its_cache_changes_nothing() {
+    let model = model(0);
     assert_eq!(model.card().id.as_str(), "SmolLM2-135M-Instruct");
+    assert_eq!((model.card().vocab_size, model.card().context_length), (49_152, 8192));
+    assert_eq!(model.card().eos_ids, [2, 0]);
     let tokenizer: Tokenizer = model.bundle().tokenizer_json.parse().unwrap();
     let text = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
                 <|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n";
-    let mut tokens = tokenizer.encode(text, false).unwrap().get_ids().to_vec();
-    let prompt = tokens.len();
-    let (mut backend, _) = model.backend().unwrap();
-    let blocks: Vec<BlockSlot> = (0..10).map(BlockSlot).collect();
-    let mut start = 0;
-    while tokens.len() < prompt + 20 && !tokens[prompt..].iter().any(|id| model.card().eos_ids.contains(id)) {
-        let item = BatchItem { tokens: &tokens[start..], start, blocks: &blocks, wants_logits: true };
-        let computed = backend.forward(&Batch { items: vec![item] }).unwrap();
-        let Row::Dense(logits) = computed.rows[0] else { panic!("a real model gives logits") };
-        start = tokens.len();
-        tokens.push(greedy(logits));
+    let prompt = tokenizer.encode(text, false).unwrap().get_ids().to_vec();
+    let mut engine = model.engine();
+    for id in 0..2 {
+        let request = request(&*engine, id, &prompt, 20, false);
+        engine.submit(request).unwrap();
+        let (tokens, cached, finish) = run(&mut *engine).remove(&id).unwrap();
+        let ids: Vec<TokenId> = tokens.iter().map(|token| token.id).collect();
+        assert_eq!(tokenizer.decode(&ids, true).unwrap(), "The answer to this classic math problem is 4.");
+        assert_eq!(finish, Some(FinishReason::Stop));
+        assert_eq!(cached, Some(if id == 0 { 0 } else { (prompt.len() as u32 - 1) / 16 * 16 }));
     }
-    let answer = tokenizer.decode(&tokens[prompt..], true).unwrap();
-    assert_eq!(answer, "The answer to this classic math problem is 4.");
+}
+
+#[derive(Deserialize)]
+struct Tokenized {
+    text: String,
+    ids: Vec<TokenId>,
+}
+
+#[test]
+fn token_ids_are_those_of_llama_cpp() {
+    let cases: Vec<Tokenized> = serde_json::from_str(include_str!("../testdata/tokenizer.json")).unwrap();
+    let model = model(1);
+    let tokenizer: Tokenizer = model.bundle().tokenizer_json.parse().unwrap();
+    for case in cases {
+        assert_eq!(tokenizer.encode(case.text.as_str(), false).unwrap().get_ids(), case.ids, "{:?}", case.text);
+    }
+}
+
+#[derive(Deserialize)]
+struct Greedy {
+    name: String,
+    text: String,
+    prompt: Vec<TokenId>,
+    tokens: Vec<TokenId>,
+    gaps: Vec<f32>,
+}
+
+/// How sure llama.cpp must be of a token before another one is a fault. Eight-bit activations leave noise of this size
+/// in both engines: with and without flash attention, llama.cpp gives 8 of 19 equal answers, the others
+/// part at gaps of up to 0.22 in texts whose gaps line up.
+const GAP_OF_A_TIE: f32 = 0.6;
+
+#[test]
+fn each_next_token_is_the_one_of_llama_cpp_or_a_near_tie() {
+    let cases = include_str!("../testdata/greedy.jsonl").lines().map(|line| serde_json::from_str(line).unwrap());
+    let cases: Vec<Greedy> = cases.collect();
+    let model = model(0);
+    let tokenizer: Tokenizer = model.bundle().tokenizer_json.parse().unwrap();
+    let (mut backend, _) = model.backend().unwrap();
+    // llama.cpp was told to go on past end tokens and never chooses one then.
+    let best = |logits: &[f32]| {
+        let allowed = (0..logits.len()).filter(|id| !model.card().eos_ids.contains(&(*id as TokenId)));
+        allowed.max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap() as TokenId
+    };
+    let mut starts = Vec::new();
+    let mut first = 0;
+    let mut ours: Vec<Vec<TokenId>> = Vec::new();
+    for case in &cases {
+        assert_eq!(tokenizer.encode(case.text.as_str(), false).unwrap().get_ids(), case.prompt, "prompt {}", case.name);
+        let count = (case.prompt.len() + case.tokens.len()).div_ceil(16) as u32;
+        let blocks = slots(first, count);
+        ours.push(vec![best(&feed(&mut backend, &blocks, &case.prompt, 0, 256))]);
+        starts.push(blocks);
+        first += count;
+    }
+    // Every sequence follows llama.cpp's tokens, so one tie does not turn all that follows.
+    for step in 0..cases[0].tokens.len() - 1 {
+        let items = cases.iter().zip(&starts).map(|(case, blocks)| {
+            let (tokens, start) = (&case.tokens[step..=step], case.prompt.len() + step);
+            BatchItem { tokens, start, blocks, wants_logits: true }
+        });
+        let computed = backend.forward(&Batch { items: items.collect() }).unwrap();
+        for (ours, row) in ours.iter_mut().zip(&computed.rows) {
+            ours.push(best(&dense(*row)));
+        }
+    }
+    let (mut equal, mut total) = (0, 0);
+    for (case, ours) in cases.iter().zip(&ours) {
+        for (at, (ours, theirs)) in ours.iter().zip(&case.tokens).enumerate() {
+            total += 1;
+            equal += usize::from(ours == theirs);
+            if ours != theirs {
+                // llama.cpp reports no probabilities for parts of characters: then gaps and tokens do not line up.
+                let gap = case.gaps.get(at).copied().filter(|_| case.gaps.len() == case.tokens.len());
+                println!("{}: token {at} is {ours}, llama.cpp's {theirs}, its gap {gap:?}", case.name);
+                assert!(gap.is_none_or(|gap| gap < GAP_OF_A_TIE), "{}: token {at}", case.name);
+            }
+        }
+    }
+    println!("{equal} of {total} tokens are equal");
+    assert!(equal * 100 >= total * 95, "{equal} of {total} tokens are equal");
+}
+
+#[test]
+fn chunks_and_threads_change_no_bit_of_the_default_model() {
+    let tokens: Vec<TokenId> = (0..150u32).map(|i| 100 + i * 7919 % 40_000).collect();
+    let blocks = slots(2, 10);
+    let expected = bits(&feed(&mut model(1).backend().unwrap().0, &blocks, &tokens, 0, 512));
+    let two = model(2);
+    for chunk in [7, 64, 512] {
+        let logits = feed(&mut two.backend().unwrap().0, &blocks, &tokens, 0, chunk);
+        assert_eq!(bits(&logits), expected, "chunks of {chunk}");
+    }
 }
