@@ -5,26 +5,22 @@
 //! If it dies: readers keep the last snapshot; the new one pulls all records again. This node's own record is
 //! not lost, it lies in the arguments.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
-use bytes::Bytes;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use rand::RngExt;
 use starling_ids::{Metric, NodeId};
 use tokio::sync::watch;
 
 use super::{
-    NodeRecord, OwnRecord, RecordTooLarge, Snapshot,
+    NodeRecord, OwnRecord, RecordTooLarge, Snapshot, asks,
     core::{Digest, DirectoryCore, RECORD_MAX, Refused},
     pulls::{PULLS_MAX, Pulls},
 };
 use crate::{
     membership::{MembershipHandle, MembershipView, Rumour},
     session::{Caller, Ops},
-    stream::{Fault, FaultKind},
+    stream::Fault,
     supervise::{ChildSpec, Handle, Restart, TaskOwner, child},
 };
 
@@ -32,8 +28,6 @@ use crate::{
 pub const OP_RECORD: &str = "directory/record";
 /// The operation that takes a digest and hands out what is newer.
 pub const OP_SYNC: &str = "directory/sync";
-const PULL_WAIT: Duration = Duration::from_secs(2);
-const SYNC_EVERY: Duration = Duration::from_secs(2);
 
 /// What the Directory actor needs, for every start.
 #[derive(Clone)]
@@ -126,12 +120,12 @@ pub fn directory_child(handle: &DirectoryHandle, args: DirectoryArgs) -> ChildSp
     args.ops.serve(
         OP_RECORD,
         Arc::new(move |_from, _body| {
-            let record = encode(own.get().as_ref());
+            let record = asks::encode(own.get().as_ref());
             Box::pin(std::future::ready(record))
         }),
     );
     let asked = handle.handle.clone();
-    args.ops.serve(OP_SYNC, Arc::new(move |_from, body| Box::pin(answer_sync(asked.clone(), body))));
+    args.ops.serve(OP_SYNC, Arc::new(move |_from, body| Box::pin(asks::answer_sync(asked.clone(), body))));
     let directory = handle.clone();
     child("directory", "directory", Restart::Permanent, &handle.handle, move || {
         (Directory, (directory.clone(), args.clone()))
@@ -179,7 +173,7 @@ impl Actor for Directory {
     ) -> Result<State, ActorProcessingErr> {
         let core = DirectoryCore::new(directory.own.get());
         let tasks = TaskOwner::new(PULLS_MAX + 8);
-        if !tasks.tasks().spawn(tick(myself.clone())) {
+        if !tasks.tasks().spawn(asks::tick(myself.clone())) {
             return Err("the directory has no clock".into());
         }
         myself.cast(DirectoryMsg::MembersChanged)?;
@@ -286,13 +280,8 @@ impl State {
     fn pull_wanted(&mut self, myself: &ActorRef<DirectoryMsg>) {
         let (due, next) = self.pulls.due(self.core.wanted(), Instant::now());
         for node in due {
-            let (caller, answer_to, asked) = (self.args.caller.clone(), myself.clone(), node.clone());
-            let started = self.tasks.tasks().spawn(async move {
-                let outcome = caller(asked.clone(), OP_RECORD, Bytes::new(), PULL_WAIT).await;
-                let outcome = outcome.and_then(|record| decode(&record));
-                send(&answer_to, DirectoryMsg::Pulled(asked, outcome));
-            });
-            if started {
+            let pull = asks::pull(self.args.caller.clone(), node.clone(), myself.clone());
+            if self.tasks.tasks().spawn(pull) {
                 self.pulls.started(node);
             }
         }
@@ -309,7 +298,7 @@ impl State {
         let myself = myself.clone();
         let started = self.tasks.tasks().spawn(async move {
             tokio::time::sleep_until(at.into()).await;
-            send(&myself, DirectoryMsg::Retry);
+            asks::send(&myself, DirectoryMsg::Retry);
         });
         // Without a timer the next comparison of digests wakes this actor.
         self.retry_at = started.then_some(at);
@@ -322,49 +311,7 @@ impl State {
             return;
         }
         let peer = peers[rand::rng().random_range(0..peers.len())].clone();
-        let Ok(digest) = encode(&self.core.digest()) else { return };
-        let (caller, myself) = (self.args.caller.clone(), myself.clone());
-        let _full_set_waits_for_the_next = self.tasks.tasks().spawn(async move {
-            let answer = caller(peer.clone(), OP_SYNC, digest, PULL_WAIT).await;
-            match answer.and_then(|records| decode::<Vec<NodeRecord>>(&records)) {
-                Ok(records) => send(&myself, DirectoryMsg::Synced(records)),
-                Err(fault) => tracing::debug!(%peer, %fault, "digests were not compared"),
-            }
-        });
+        let comparison = asks::compare(self.args.caller.clone(), peer, self.core.digest(), myself.clone());
+        let _full_set_waits_for_the_next = self.tasks.tasks().spawn(comparison);
     }
-}
-
-/// Every two seconds, give or take a quarter, so that nodes started together do not ask together.
-async fn tick(myself: ActorRef<DirectoryMsg>) {
-    loop {
-        let pause = SYNC_EVERY.mul_f64(rand::rng().random_range(0.75..1.25));
-        tokio::time::sleep(pause).await;
-        if myself.cast(DirectoryMsg::Sync).is_err() {
-            return;
-        }
-    }
-}
-
-fn send(to: &ActorRef<DirectoryMsg>, message: DirectoryMsg) {
-    if to.cast(message).is_err() {
-        tracing::debug!("the directory is gone");
-    }
-}
-
-async fn answer_sync(asked: Handle<DirectoryMsg>, body: Bytes) -> Result<Bytes, Fault> {
-    let digest: Digest = decode(&body)?;
-    let (reply, answer) = tokio::sync::oneshot::channel();
-    asked.cast(DirectoryMsg::Newer(digest, reply))?;
-    let unavailable = || Fault::new(FaultKind::Unavailable, "the directory gives no answer");
-    let newer = tokio::time::timeout(PULL_WAIT, answer).await.map_err(|_| unavailable())?;
-    encode(&newer.map_err(|_| unavailable())?)
-}
-
-fn encode<T: serde::Serialize>(value: &T) -> Result<Bytes, Fault> {
-    let bytes = rmp_serde::to_vec(value).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))?;
-    Ok(bytes.into())
-}
-
-fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
-    rmp_serde::from_slice(bytes).map_err(|error| Fault::new(FaultKind::Invalid, error.to_string()))
 }

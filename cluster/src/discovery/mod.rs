@@ -10,6 +10,7 @@
 //! ```
 
 mod actor;
+mod asks;
 mod core;
 mod own;
 mod pulls;

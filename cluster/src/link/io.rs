@@ -5,7 +5,7 @@
 //! is in flight; it never waits for more. Bounds: [`limits::WRITE_COALESCE`] bytes put together, large payloads
 //! are written without a copy.
 
-use std::{sync::Arc, time::Duration};
+use std::{io::ErrorKind, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use tokio::{
@@ -23,6 +23,9 @@ use crate::{
 /// Payloads from this size on are written by themselves instead of being copied next to others.
 const WRITE_ALONE: usize = 32 << 10;
 
+/// What a user reads about a process that ended without a goodbye.
+const CUT: &str = "the other side closed the connection";
+
 /// Reads until the other side ends, breaks, or breaks the rules.
 pub(super) async fn read(mux: Arc<Mux>, mut from: ReadHalf<Connection>, mut decoder: Decoder) -> Ended {
     loop {
@@ -38,9 +41,9 @@ pub(super) async fn read(mux: Arc<Mux>, mut from: ReadHalf<Connection>, mut deco
             }
         }
         match from.read_buf(decoder.buffer()).await {
-            Ok(0) => return broken("the other side closed the connection".to_owned()),
+            Ok(0) => return broken(CUT.to_owned()),
             Ok(_) => mux.heard(),
-            Err(error) => return broken(format!("read: {error}")),
+            Err(error) => return failed("read", &error),
         }
     }
 }
@@ -53,6 +56,19 @@ fn broken(reason: String) -> Ended {
     Ended { reason: reason.into(), orderly: false }
 }
 
+/// A process that was killed says no TLS farewell, or its kernel answers with a reset: it is gone, and the words of
+/// system and library for that help no user.
+fn failed(what: &str, error: &std::io::Error) -> Ended {
+    match error.kind() {
+        ErrorKind::UnexpectedEof
+        | ErrorKind::ConnectionReset
+        | ErrorKind::ConnectionAborted
+        | ErrorKind::BrokenPipe
+        | ErrorKind::NotConnected => broken(CUT.to_owned()),
+        _ => broken(format!("{what}: {error}")),
+    }
+}
+
 /// Writes what is queued until a goodbye was written or the connection breaks.
 pub(super) async fn write(mux: Arc<Mux>, to: WriteHalf<Connection>, queues: Queues) -> Ended {
     let Queues { control, mut data } = queues;
@@ -60,7 +76,7 @@ pub(super) async fn write(mux: Arc<Mux>, to: WriteHalf<Connection>, queues: Queu
         Writer { mux, to, control, out: BytesMut::with_capacity(2 * limits::WRITE_COALESCE), room: 0, last: false };
     match writer.run(&mut data).await {
         Ok(()) => Ended { reason: "said goodbye".into(), orderly: true },
-        Err(error) => broken(format!("write: {error}")),
+        Err(error) => failed("write", &error),
     }
 }
 

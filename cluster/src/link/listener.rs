@@ -2,17 +2,17 @@
 //!
 //! Parent: the root; no children; the accept loop and each handshake run in a task set of its own. Called by
 //! nobody. Calls the link layer or the sessions, by the protocol that the handshake settled on.
-//! Bounds: [`limits::HANDSHAKES_MAX`] handshakes at a time, each within [`limits::HANDSHAKE_TIME_MAX`]; further
-//! connections wait in the kernel. If it dies: unfinished handshakes are cut; the socket itself outlives it,
+//! Bounds: [`limits::HANDSHAKES_MAX`] handshakes at a time, each within [`limits::HANDSHAKE_TIME_MAX`]; when there are
+//! that many, the oldest one makes way once it is older than [`limits::HANDSHAKE_GRACE`]. If it dies: unfinished handshakes are cut; the socket itself outlives it,
 //! so its successor goes on accepting; established links and sessions never notice.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
-    task::JoinSet,
+    task::{AbortHandle, JoinSet},
+    time::Instant,
 };
 
 use super::layer::Routes;
@@ -53,25 +53,52 @@ impl Actor for Listener {
 }
 
 async fn accept(args: ListenerArgs) {
-    // Owned by this loop's task, so the handshakes end with the actor.
-    let mut handshakes = JoinSet::new();
-    let pending = Arc::new(Semaphore::new(limits::HANDSHAKES_MAX));
+    let mut handshakes = Handshakes::default();
     loop {
-        let Ok(permit) = pending.clone().acquire_owned().await else { return };
-        while handshakes.try_join_next().is_some() {}
+        handshakes.make_room().await;
         match args.socket.accept().await {
-            Ok((stream, from)) => {
-                let args = args.clone();
-                handshakes.spawn(async move {
-                    handshake(args, stream, from).await;
-                    drop(permit);
-                });
-            }
+            Ok((stream, from)) => handshakes.begin(handshake(args.clone(), stream, from)),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+    }
+}
+
+/// What is under way. Owned by the accept loop's task, so all of it ends with the actor.
+#[derive(Default)]
+struct Handshakes {
+    tasks: JoinSet<()>,
+    /// The oldest first; those that have ended are among them until the next look.
+    begun: VecDeque<(Instant, AbortHandle)>,
+}
+
+impl Handshakes {
+    /// Waits until there is room. Who says nothing makes way for who comes later: an honest handshake takes
+    /// milliseconds, so the one that has been silent for longest is given up.
+    async fn make_room(&mut self) {
+        loop {
+            while self.tasks.try_join_next().is_some() {}
+            self.begun.retain(|(_, task)| !task.is_finished());
+            if self.tasks.len() < limits::HANDSHAKES_MAX {
+                return;
+            }
+            let Some((since, oldest)) = self.begun.front() else { return };
+            tokio::select! {
+                _ended = self.tasks.join_next() => {}
+                () = tokio::time::sleep_until(*since + limits::HANDSHAKE_GRACE) => {
+                    tracing::debug!("a silent connection makes way for a new one");
+                    oldest.abort();
+                    self.tasks.join_next().await;
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, handshake: impl Future<Output = ()> + Send + 'static) {
+        let task = self.tasks.spawn(handshake);
+        self.begun.push_back((Instant::now(), task));
     }
 }
 

@@ -182,7 +182,8 @@ impl State {
     /// A full queue means a thread that does not run; what is lost here comes again by anti-entropy.
     fn command(&self, command: Command) {
         let Some(commands) = self.thread.commands() else { return };
-        if commands.try_send(command).is_err() && !self.left {
+        let over = self.left || self.args.view.borrow().outranked.is_some();
+        if commands.try_send(command).is_err() && !over {
             tracing::warn!("the gossip thread takes no commands");
         }
     }

@@ -4,12 +4,14 @@
 //! since some moment before the start, randomness is one seed. Bounds: the member list, one timer of each
 //! kind and suspect, effects drained after each call.
 //!
-//! Around foca stand five habits of its own. It announces to the seeds and to down members for ever, also when
-//! all members are down. It declares a suspect down only while the member is still suspect in the suspected
+//! Around foca stand six habits of its own. It announces to the seeds and to down members for ever, also when
+//! all members are down. It says goodbye to each member itself. It declares a suspect down only while the member is still suspect in the suspected
 //! incarnation. After a pause of its own process it postpones all timers, so that a frozen node does not accuse
 //! the others. It tells a node that speaks under a taken name who holds that name, and falls silent
 //! when told so itself. And it leaves out what a seed's address could confuse: see [`super::message`].
 
+mod announce;
+mod goodbye;
 mod names;
 
 use std::{
@@ -25,7 +27,7 @@ use starling_ids::{Incarnation, NodeId};
 
 use super::{
     Identity,
-    message::{self, Opened, Rumour, present},
+    message::{self, Opened, Rumour},
     rumours::RumourBook,
     runtime::Outbox,
     sizing,
@@ -35,12 +37,6 @@ use crate::security::Dropped;
 /// The driver wants to be ticked at least this often; a longer silence is a pause of the process.
 const TICK_MAX: Duration = Duration::from_millis(100);
 const PAUSE_MIN: Duration = Duration::from_millis(2 * sizing::PROBE_PERIOD.as_millis() as u64);
-const ANNOUNCE_ALONE: Duration = Duration::from_secs(1);
-const ANNOUNCE_SEEDS: Duration = Duration::from_secs(30);
-const ANNOUNCE_DOWN: Duration = Duration::from_secs(5);
-const DOWN_AT_ONCE: usize = 3;
-/// Rounds of three packets each.
-const GOODBYES_MAX: usize = 16;
 const SCAN: Duration = Duration::from_millis(200);
 
 /// A member other than this node, as gossip sees it.
@@ -131,7 +127,7 @@ impl Driver {
             class,
             now,
             next_seeds: now,
-            next_down: now + ANNOUNCE_ALONE,
+            next_down: now + announce::ALONE,
             next_scan: now,
             rejoins: VecDeque::new(),
             silent: false,
@@ -233,20 +229,6 @@ impl Driver {
         self.settle();
     }
 
-    /// Says goodbye. The driver is of no use afterwards.
-    pub fn leave(&mut self, now: Duration) {
-        self.observe(now);
-        let outcome = self.foca.leave_cluster(&mut self.outbox);
-        Self::note("goodbye", outcome);
-        // foca tells three members; in a small cluster nearly everybody hears it at first hand.
-        for _ in 0..self.foca.num_members().min(GOODBYES_MAX) {
-            let outcome = self.foca.gossip(&mut self.outbox);
-            Self::note("goodbye", outcome);
-        }
-        self.settle();
-        self.silent = true;
-    }
-
     /// Takes note of the time, and of a pause since the last time.
     fn observe(&mut self, now: Duration) {
         let gone = now.saturating_sub(self.now);
@@ -269,41 +251,6 @@ impl Driver {
         self.foca.iter_membership_state().any(|member| {
             member.id() == member_id && member.incarnation() == *incarnation && member.state() == State::Suspect
         })
-    }
-
-    fn announce_when_due(&mut self) {
-        let alone = self.foca.num_members() == 0;
-        if self.now >= self.next_seeds {
-            self.next_seeds = self.now + if alone { ANNOUNCE_ALONE } else { ANNOUNCE_SEEDS };
-            for seed in self.seeds.clone() {
-                self.announce(Identity::whoever(seed));
-            }
-        }
-        if self.now >= self.next_down {
-            self.next_down = self.now + if alone { ANNOUNCE_ALONE } else { ANNOUNCE_DOWN };
-            for member in self.some_down() {
-                self.announce(member);
-            }
-        }
-    }
-
-    fn announce(&mut self, to: Identity) {
-        let outcome = self.foca.announce(to, &mut self.outbox);
-        Self::note("announcement", outcome);
-    }
-
-    /// A few members that are down, drawn anew each time.
-    fn some_down(&mut self) -> Vec<Identity> {
-        let mut down: Vec<Identity> = self
-            .foca
-            .iter_membership_state()
-            .filter(|member| !present(member.state()))
-            .map(|member| member.id().clone())
-            .collect();
-        while down.len() > DOWN_AT_ONCE {
-            down.swap_remove(self.rng.random_range(0..down.len()));
-        }
-        down
     }
 
     /// Turns what foca has said during a call into effects.

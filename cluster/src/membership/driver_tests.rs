@@ -358,6 +358,60 @@ fn a_goodbye_is_heard_at_once_and_a_new_life_is_welcome() {
 }
 
 #[test]
+fn mem_09_a_goodbye_is_heard_by_all_although_most_members_have_just_died() {
+    for seed in 73..76 {
+        let mut sim = Sim::cluster(seed, 0.0, 30);
+        sim.until(10 * SECOND, "joined", Sim::agreed);
+        for dead in 3..29 {
+            sim.nodes[dead].running = false;
+        }
+        let now = sim.now;
+        sim.nodes[29].driver.leave(now);
+        sim.perform(29);
+        sim.nodes[29].running = false;
+        let unknown = |sim: &Sim| (0..3).all(|node| knows(&sim.nodes[node], "n29").is_none());
+        sim.until(SECOND / 2, "goodbye known", unknown);
+    }
+}
+
+#[test]
+fn a_goodbye_of_an_earlier_life_or_under_another_address_changes_nothing() {
+    let mut driver = Driver::new(Identity::new(name("me"), address(0), Incarnation(1)), 1, SECOND);
+    let now = Identity { generation: 2, ..Identity::new(name("w"), address(9), Incarnation(5)) };
+    driver.import(vec![Member::alive(now.clone())], SECOND);
+    let others = [
+        Identity::new(name("w"), address(9), Incarnation(4)),
+        Identity::new(name("w"), address(8), Incarnation(5)),
+        Identity { generation: 1, ..now.clone() },
+        Identity::new(name("stranger"), address(7), Incarnation(1)),
+    ];
+    for other in others {
+        let word = message::word(&message::Word::Leaving(other)).expect("encodes");
+        driver.receive(address(9), &word, SECOND).expect("well formed");
+        assert_eq!(driver.members().len(), 1);
+    }
+    let word = message::word(&message::Word::Leaving(now)).expect("encodes");
+    driver.receive(address(9), &word, SECOND).expect("well formed");
+    assert!(driver.members().is_empty());
+}
+
+#[test]
+fn a_stranger_at_the_address_of_a_seed_is_found_in_seconds() {
+    for seed in 35..38 {
+        let mut sim = Sim::new(seed, 0.0);
+        for node in [0, 3, 4, 5] {
+            sim.start(&format!("n{node}"), node, 1, &[0]);
+        }
+        sim.until(10 * SECOND, "joined", Sim::agreed);
+        sim.nodes[0].running = false;
+        sim.run(20 * SECOND);
+        sim.start("successor", 0, 1, &[]);
+        let found = sim.until(6 * SECOND, "found", Sim::agreed);
+        println!("seed {seed}: found after {found:?}");
+    }
+}
+
+#[test]
 fn mem_11_late_news_of_an_earlier_life_revives_nobody() {
     let mut driver = Driver::new(Identity::new(name("me"), address(0), Incarnation(1)), 1, SECOND);
     let life = |boot| Identity::new(name("w"), address(9), Incarnation(boot));

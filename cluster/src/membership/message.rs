@@ -21,6 +21,8 @@ pub(super) enum Word {
     Holder(NodeId, Option<(Identity, bool)>),
     /// You speak under a name that another life or another node holds; `true`: that one is down.
     Outranked(Identity, bool),
+    /// The sender leaves in good order.
+    Leaving(Identity),
 }
 
 /// News that a node's record has changed. Travels with SWIM packets; what is lost, anti-entropy finds.

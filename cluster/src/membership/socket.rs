@@ -6,6 +6,7 @@
 use std::{
     io,
     net::{SocketAddr, TcpListener, UdpSocket as StdSocket},
+    time::{Duration, Instant},
 };
 
 use starling_ids::{Incarnation, Metric, NodeId};
@@ -15,6 +16,9 @@ use crate::security::{DATAGRAM_MAX, Dropped, Opener, SealKey, Sealer, SenderId};
 
 /// Tries at finding one port that is free for both protocols.
 const PORT_TRIES: usize = 16;
+
+/// Between two warnings about packets under an unknown key.
+const WARN_AGAIN: Duration = Duration::from_secs(60);
 
 /// Binds a TCP listener and the gossip socket to one port; port 0 picks one that is free for both.
 pub fn bind_pair(bind: SocketAddr) -> io::Result<(TcpListener, StdSocket)> {
@@ -41,6 +45,7 @@ pub(super) struct SealedSocket {
     sealer: Sealer,
     opener: Opener,
     buffer: Box<[u8; DATAGRAM_MAX + 1]>,
+    next_warning: Instant,
 }
 
 impl SealedSocket {
@@ -60,6 +65,7 @@ impl SealedSocket {
             sealer: Sealer::new(newest, cluster, sender),
             opener: Opener::new(keys.to_vec(), cluster),
             buffer: Box::new([0; DATAGRAM_MAX + 1]),
+            next_warning: Instant::now(),
         })
     }
 
@@ -94,8 +100,20 @@ impl SealedSocket {
                     metrics::counter!(Metric::GossipPackets.name(), "direction" => "in").increment(1);
                     return (from, payload);
                 }
-                Err(dropped) => count_dropped(dropped),
+                Err(dropped) => {
+                    count_dropped(dropped);
+                    self.warn_of_a_stranger(from, dropped);
+                }
             }
+        }
+    }
+
+    /// The other side's operator sees nothing: who has another key gets no answer. At most once in a while.
+    fn warn_of_a_stranger(&mut self, from: SocketAddr, dropped: Dropped) {
+        let now = Instant::now();
+        if dropped == Dropped::UnknownKey && now >= self.next_warning {
+            self.next_warning = now + WARN_AGAIN;
+            tracing::warn!(%from, "somebody gossips with another cluster key; further ones are only counted for a while");
         }
     }
 }

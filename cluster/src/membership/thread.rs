@@ -32,6 +32,9 @@ use crate::security::SealKey;
 const COMMANDS_MAX: usize = 256;
 const RESOLVE_ALONE: Duration = Duration::from_secs(1);
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
+/// A node with seeds that is still alone says so after this long, and again after each [`COMPLAIN_AGAIN`].
+const COMPLAIN_AFTER: Duration = Duration::from_secs(5);
+const COMPLAIN_AGAIN: Duration = Duration::from_secs(60);
 
 /// What the thread is told to do.
 pub(super) enum Command {
@@ -109,6 +112,7 @@ struct Gossip {
     seeds: Vec<String>,
     resolving: JoinSet<Vec<std::net::SocketAddr>>,
     next_resolve: Instant,
+    next_complaint: Instant,
     generation: Arc<AtomicU32>,
     view: Arc<watch::Sender<Arc<MembershipView>>>,
     observer: Box<dyn Observer>,
@@ -127,6 +131,7 @@ impl Gossip {
             seeds,
             resolving: JoinSet::new(),
             next_resolve: Instant::now(),
+            next_complaint: Instant::now() + COMPLAIN_AFTER,
             generation,
             view,
             observer,
@@ -136,6 +141,8 @@ impl Gossip {
 
     /// Until told to leave, outranked, or the actor is gone.
     async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
+        // A node that knows nobody is a member too.
+        count_members(self.driver.members().len());
         while !self.over {
             let tick_at = tokio::time::Instant::from_std(self.epoch + self.driver.next_tick());
             tokio::select! {
@@ -156,6 +163,7 @@ impl Gossip {
             let now = self.epoch.elapsed();
             self.driver.tick(now);
             self.resolve_when_due();
+            self.complain_when_due();
             self.perform();
         }
         self.resolving.abort_all();
@@ -190,6 +198,20 @@ impl Gossip {
         self.resolving.spawn(async move { seeds::resolve(&seeds).await });
     }
 
+    /// Nothing else tells an operator that a joining node is talking to the wind.
+    fn complain_when_due(&mut self) {
+        let now = Instant::now();
+        if self.seeds.is_empty() || !self.driver.members().is_empty() {
+            self.next_complaint = now + COMPLAIN_AFTER;
+        } else if now >= self.next_complaint {
+            self.next_complaint = now + COMPLAIN_AGAIN;
+            tracing::warn!(
+                seeds = self.seeds.join(","),
+                "alone: no seed answers; not started yet, not reachable over UDP, or started with another cluster key"
+            );
+        }
+    }
+
     fn resolved(&mut self, resolved: Result<Vec<std::net::SocketAddr>, tokio::task::JoinError>) {
         match resolved {
             Ok(addresses) if !addresses.is_empty() => {
@@ -220,11 +242,16 @@ impl Gossip {
 
     fn publish(&self, outranked: Option<super::Outranked>) {
         let members = self.driver.members().clone();
-        let alive = u32::try_from(members.len() + 1).unwrap_or(u32::MAX);
-        metrics::gauge!(Metric::GossipMembers.name()).set(f64::from(alive));
+        count_members(members.len());
         let first = self.view.borrow().members.is_empty() && !members.is_empty();
         let view = Arc::new(MembershipView { members, outranked });
         self.view.send_replace(view.clone());
         self.observer.members_changed(&view, first);
     }
+}
+
+/// Counts this node with the `others`.
+fn count_members(others: usize) {
+    let alive = u32::try_from(others + 1).unwrap_or(u32::MAX);
+    metrics::gauge!(Metric::GossipMembers.name()).set(f64::from(alive));
 }

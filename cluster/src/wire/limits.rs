@@ -32,6 +32,8 @@ pub const READ_BUFFER: usize = 256 << 10;
 pub const HANDSHAKES_MAX: usize = 128;
 /// Longest TLS handshake, and longest wait for a hello.
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(5);
+/// A handshake younger than this never makes way for a newer connection.
+pub const HANDSHAKE_GRACE: Duration = Duration::from_secs(1);
 /// Longest TCP connect.
 pub const DIAL_TIME_MAX: Duration = Duration::from_secs(3);
 /// How long unacknowledged data may stay unacknowledged before the kernel breaks a connection.
@@ -49,6 +51,7 @@ pub fn check() -> Result<(), String> {
         (WRITE_COALESCE <= READ_BUFFER, "one coalesced write should fit one read"),
         (CREDIT_PORTION as usize <= STREAM_WINDOW_FRAMES / 2, "credits must come back before the window is used up"),
         (STREAMS_PER_LINK_MAX <= HANDLERS_MAX, "one link's streams must find handlers"),
+        (HANDSHAKE_GRACE < HANDSHAKE_TIME_MAX, "a silent connection must make way before its time is over"),
         (DIAL_TIME_MAX < HANDSHAKE_TIME_MAX + DIAL_TIME_MAX, "times must be positive"),
     ];
     rules.iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, rule)| Err((*rule).to_owned()))

@@ -193,6 +193,22 @@ async fn a_node_without_the_key_gets_nothing_and_garbage_does_not_matter() {
 }
 
 #[tokio::test]
+async fn silent_connections_make_way_for_an_honest_one() {
+    let (mut a, mut b) = two(Timings::default()).await;
+    let mut silent = Vec::new();
+    for _ in 0..limits::HANDSHAKES_MAX {
+        silent.push(tokio::net::TcpStream::connect(b.address).await.unwrap());
+    }
+    // Its dial would be over before the first of them is given up for being late.
+    const { assert!(limits::DIAL_TIME_MAX.as_secs() < limits::HANDSHAKE_TIME_MAX.as_secs()) }
+    soon(a.stream(&mut b)).await;
+    drop(silent);
+    soon(b.stream(&mut a)).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test]
 async fn bytes_that_are_no_frames_end_the_link_and_nothing_else() {
     let key = ClusterKey::generate();
     let b = node(&key, "b", Timings::default()).await;
@@ -267,16 +283,10 @@ async fn an_idle_link_is_closed_and_made_again_without_a_failed_open() {
     b.stop().await;
 }
 
-#[tokio::test]
-async fn a_peer_that_says_nothing_any_more_is_given_up() {
-    let quick = Timings {
-        ping_every: Duration::from_millis(20),
-        silence_max: Duration::from_millis(200),
-        ..Timings::default()
-    };
+/// `a` and an open stream to a peer `m` whose socket is in the hands of the test.
+async fn with_a_hand_made_peer(timings: Timings) -> (Node, Opened, handshake::Established) {
     let key = ClusterKey::generate();
-    let a = node(&key, "a", quick).await;
-    // A peer that says hello, accepts one stream, and then hangs with its socket open.
+    let a = node(&key, "a", timings).await;
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let tls = Tls::new(&key, &id("m")).unwrap();
     a.knows(&[(&id("m"), Incarnation(1), socket.local_addr().unwrap())]);
@@ -292,11 +302,32 @@ async fn a_peer_that_says_nothing_any_more_is_given_up() {
     };
     let head = OpenHead { endpoint: endpoint("t/t/yes"), context: context() };
     let target = id("m");
-    let (opened, _hung) = tokio::join!(a.layer.open(&target, Incarnation(1), head, Bytes::new()), peer);
-    let mut opened = opened.unwrap();
+    let (opened, peer) = tokio::join!(a.layer.open(&target, Incarnation(1), head, Bytes::new()), peer);
+    (a, opened.unwrap(), peer)
+}
+
+#[tokio::test]
+async fn a_peer_that_says_nothing_any_more_is_given_up() {
+    let quick = Timings {
+        ping_every: Duration::from_millis(20),
+        silence_max: Duration::from_millis(200),
+        ..Timings::default()
+    };
+    let (a, mut opened, _hung) = with_a_hand_made_peer(quick).await;
     let broken = soon(opened.rx.recv()).await;
     assert!(matches!(broken, Some(Err(StreamError::Broken(ref why))) if why.contains("nothing heard")), "{broken:?}");
     until("unreachable", || a.reached.lock().unwrap().contains(&(id("m"), false))).await;
+    a.stop().await;
+}
+
+#[tokio::test]
+async fn a_peer_that_was_killed_is_reported_without_the_words_of_a_library() {
+    let (a, mut opened, killed) = with_a_hand_made_peer(Timings::default()).await;
+    // The kernel closes the socket of a killed process; TLS has no say in it.
+    drop(killed);
+    let broken = soon(opened.rx.recv()).await;
+    let plain = Err(StreamError::Broken("the other side closed the connection".to_owned()));
+    assert_eq!(broken, Some(plain));
     a.stop().await;
 }
 

@@ -26,12 +26,13 @@ impl Driver {
                 self.say(from, &Word::Holder(node, holder));
             }
             Word::Outranked(holder, down) => self.defer_to(&holder, down),
+            Word::Leaving(who) => self.left(&who),
             // Answers are for a node that has not joined yet.
             Word::Holder(..) => {}
         }
     }
 
-    fn say(&mut self, to: SocketAddr, word: &Word) {
+    pub(super) fn say(&mut self, to: SocketAddr, word: &Word) {
         match message::word(word) {
             Ok(payload) => self.outbox.send(to, payload),
             Err(error) => tracing::error!(%error, "a gossip word does not encode"),
