@@ -9,6 +9,7 @@
 //!
 //! Children stop in reverse order, so a node falls silent in gossip while its links still carry what is left.
 
+mod program;
 mod start;
 
 #[cfg(test)]
@@ -21,6 +22,7 @@ use starling_ids::{EndpointName, Incarnation, Metric, NameError, NodeId};
 use thiserror::Error;
 use tokio::{net::TcpListener, sync::watch};
 
+pub(crate) use self::program::WeakMesh;
 use self::start::Start;
 use crate::{
     config::{ClusterConfig, ConfigError},
@@ -29,6 +31,7 @@ use crate::{
     membership::{
         AdvertiseError, Claim, ClaimError, MembershipHandle, MembershipView, advertise, bind_pair, claim, resolve,
     },
+    program::Programs,
     security::{SealKey, Tls, TlsError},
     session::{OpHandler, SessionsHandle},
     stream::{Context, Endpoints, Fault, Opened, StreamError, local},
@@ -84,6 +87,7 @@ struct Inner {
     directory: DirectoryHandle,
     membership: MembershipHandle,
     view: watch::Receiver<Arc<MembershipView>>,
+    programs: Programs,
 }
 
 impl std::fmt::Debug for Mesh {

@@ -76,6 +76,7 @@ metrics! {
     GossipDropped Counter "starling_gossip_packets_dropped_total" "Gossip packets refused, by reason."
     StaleRefused Counter "starling_stale_incarnation_refused_total" "Messages about an earlier incarnation, refused."
     ActorRestarts Counter "starling_actor_restarts_total" "Actors restarted by their supervisor, by kind."
+    ProgramRetries Counter "starling_program_retries_total" "Calls of programs sent to another instance."
     SessionsOpen Gauge "starling_sessions_open" "Actor sessions to other nodes; not zero at rest."
 }
 

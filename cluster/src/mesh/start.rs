@@ -14,6 +14,7 @@ use crate::{
     discovery::{DirectoryArgs, DirectoryHandle, NodeRecord, directory_child},
     link::{CONTROL_ENDPOINT, ControlEndpoint, LinkLayer, LinkSetup},
     membership::{MembershipArgs, MembershipHandle, membership_child, view_watch},
+    program::Programs,
     security::{Alpn, SealKey, Tls},
     session::{Dial, Ops, SessionStream, SessionsHandle, control_child, hex, sessions_child},
     stream::Endpoints,
@@ -85,6 +86,7 @@ impl Start {
             directory,
             membership,
             view: watch,
+            programs: Programs::default(),
         };
         Ok(Mesh { inner: Arc::new(inner) })
     }

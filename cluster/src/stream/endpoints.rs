@@ -87,6 +87,17 @@ impl Endpoints {
         self.write().insert(name, handler);
     }
 
+    /// Registers a handler under a name that is free; false when it is not.
+    pub(crate) fn claim(&self, name: EndpointName, handler: Arc<dyn StreamHandler>) -> bool {
+        match self.write().entry(name) {
+            std::collections::hash_map::Entry::Occupied(_) => false,
+            std::collections::hash_map::Entry::Vacant(free) => {
+                free.insert(handler);
+                true
+            }
+        }
+    }
+
     /// Takes a handler away; later opens are rejected as not found.
     pub fn remove(&self, name: &EndpointName) {
         self.write().remove(name);

@@ -1,0 +1,31 @@
+//! What the programming model needs of a node beyond its public doors.
+//!
+//! Called by [`crate::program`] alone.
+
+use std::sync::{Arc, Weak};
+
+use super::{Inner, Mesh};
+use crate::program::Programs;
+
+/// A handle that keeps no node alive; for handlers that the node itself holds.
+#[derive(Clone)]
+pub(crate) struct WeakMesh(Weak<Inner>);
+
+impl WeakMesh {
+    /// The node, while somebody holds it.
+    pub(crate) fn upgrade(&self) -> Option<Mesh> {
+        self.0.upgrade().map(|inner| Mesh { inner })
+    }
+}
+
+impl Mesh {
+    /// The same node, not kept alive.
+    pub(crate) fn downgrade(&self) -> WeakMesh {
+        WeakMesh(Arc::downgrade(&self.inner))
+    }
+
+    /// The actors of programs on this node.
+    pub(crate) fn programs(&self) -> &Programs {
+        &self.inner.programs
+    }
+}
