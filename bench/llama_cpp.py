@@ -18,6 +18,8 @@ import time
 import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+# End tokens of the default model, which `ignore_eos` keeps from being chosen.
+END_TOKENS = {0, 2}
 PARAGRAPH = (
     "The harbour woke before the town did. Nets were mended under lamps, and the smell of tar went up the stairs of "
     "the old warehouse where the ledgers were kept. Every crate had a number, every number a line, and every line was "
@@ -32,10 +34,14 @@ def prompts():
     return [(p["name"], PARAGRAPH * 18 if p["text"] == "LONG" else p["text"]) for p in listed]
 
 
-def start(model, threads, parallel):
+def start(model, threads, parallel, exact=False):
+    """A server; `exact` keeps keys and values in f32 and does attention step by step in f32."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
+    if exact:
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.model.path = model
     params.n_ctx = 4096 * parallel
     params.n_parallel = parallel
@@ -95,22 +101,54 @@ def speed(args):
     print(json.dumps(result))
 
 
-def greedy(args):
-    server = start(args.model, args.threads, 1)
+def next_token(server, prompt, bias=()):
+    """The likeliest token after `prompt` that is no end token, and, mostly, how far it is ahead of the second."""
+    body = {
+        "prompt": prompt, "n_predict": 1, "temperature": 0, "n_probs": 8, "ignore_eos": True,
+        "cache_prompt": True, "return_tokens": True, "logit_bias": list(bias),
+    }
+    reply = post(server, "/completion", body)
+    token = reply["tokens"][0]
+    if bias or "completion_probabilities" not in reply:
+        return token, None
+    tops = [top for top in reply["completion_probabilities"][0]["top_logprobs"] if top["id"] not in END_TOKENS]
+    if tops[0]["id"] != token:
+        raise SystemExit(f"the server chose {token}, the likeliest was {tops[0]['id']}")
+    return token, tops[0]["logprob"] - tops[1]["logprob"]
+
+
+def gap_by_bias(server, prompt, token):
+    """The gap of a token that is part of a character, of which the server tells no probability: how much has to be
+    taken from it before another is chosen, up to 4."""
+    low, high = 0.0, 4.0
+    for _ in range(11):
+        middle = (low + high) / 2
+        same = next_token(server, prompt, [[token, -middle]])[0] == token
+        low, high = (middle, high) if same else (low, middle)
+    return high
+
+
+def answer(server, prompt, count, with_gaps=True):
+    """`count` greedy tokens after `prompt`, no end token among them, and how far each is ahead of the second best."""
+    tokens, gaps = [], []
+    for _ in range(count):
+        token, gap = next_token(server, prompt + tokens)
+        if gap is None and with_gaps:
+            gap = gap_by_bias(server, prompt + tokens, token)
+        tokens.append(token)
+        gaps.append(round(gap or 0.0, 4))
+    return tokens, gaps
+
+
+def print_answers(server, count):
     for name, text in prompts():
         ids = post(server, "/tokenize", {"content": text, "add_special": False, "parse_special": True})["tokens"]
-        body = {
-            "prompt": ids, "n_predict": args.tokens, "temperature": 0, "n_probs": 4, "ignore_eos": True,
-            "cache_prompt": False, "return_tokens": True,
-        }
-        answer = post(server, "/completion", body)
-        gaps = []
-        for step in answer["completion_probabilities"]:
-            # What is likelier than the chosen token is an end token, which `ignore_eos` forbids.
-            chosen = step["logprob"]
-            others = [other["logprob"] for other in step["top_logprobs"] if other["id"] != step["id"]]
-            gaps.append(round(chosen - max((other for other in others if other <= chosen), default=chosen - 20), 4))
-        print(json.dumps({"name": name, "text": text, "prompt": ids, "tokens": answer["tokens"], "gaps": gaps}), flush=True)
+        tokens, gaps = answer(server, ids, count)
+        print(json.dumps({"name": name, "text": text, "prompt": ids, "tokens": tokens, "gaps": gaps}), flush=True)
+
+
+def greedy(args):
+    print_answers(start(args.model, args.threads, 1), args.tokens)
 
 
 def main():

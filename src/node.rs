@@ -260,6 +260,7 @@ async fn start_mesh(config: &Config, home: &Home, key: ClusterKey) -> Result<Mes
         advertise: config.advertise,
         seeds: config.seeds.clone(),
         data_dir: home.dir.clone(),
+        activations: config.activations,
         key,
         roles: config.roles.names(),
         http: None,

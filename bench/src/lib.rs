@@ -2,9 +2,10 @@
 //!
 //! Called by the programs in `src/bin`. Every figure they print comes with the machine, the seed and the commit.
 
-use std::process::Command;
+use std::{path::PathBuf, process::Command};
 
 use serde::Serialize;
+use starling_engine::Activations;
 
 /// Where and of what a figure was taken.
 #[derive(Debug, Clone, Serialize)]
@@ -105,6 +106,24 @@ pub fn argument<T: std::str::FromStr>(arguments: &[String], name: &str, fallback
     let Some(at) = arguments.iter().position(|argument| argument == name) else { return Ok(fallback) };
     let value = arguments.get(at + 1).ok_or_else(|| format!("{name} needs a value"))?;
     value.parse().map_err(|_| format!("{name} cannot be {value:?}"))
+}
+
+/// Where `make model` leaves the default model.
+#[must_use]
+pub fn model_path() -> PathBuf {
+    std::env::home_dir().unwrap_or_default().join(".cache/starling/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+}
+
+/// What `--activations` says.
+///
+/// # Errors
+/// Says what it may be.
+pub fn activations(arguments: &[String]) -> Result<Activations, String> {
+    match argument(arguments, "--activations", "int16".to_owned())?.as_str() {
+        "int8" => Ok(Activations::Int8),
+        "int16" => Ok(Activations::Int16),
+        other => Err(format!("--activations cannot be {other:?}; int8 or int16")),
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ pub mod settings;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use starling_engine::{EngineKind, KernelChoice};
+use starling_engine::{Activations, EngineKind, KernelChoice};
 use starling_ids::{ModelId, NodeId};
 use thiserror::Error;
 
@@ -99,6 +99,8 @@ pub struct Config {
     pub engine: EngineKind,
     /// Inner loops of the embedded engine.
     pub kernel: KernelChoice,
+    /// How the embedded engine rounds activations.
+    pub activations: Activations,
     /// Workers in this process, 1 to 64; 0 without the worker role.
     pub workers: u16,
     /// Compute threads of the process, 0 to 1024; 0 is one per core.
@@ -165,6 +167,7 @@ impl Config {
             served_name: read.parsed("served-name")?,
             engine,
             kernel: read.kernel()?,
+            activations: read.activations()?,
             workers: if roles.worker { narrow(workers) } else { 0 },
             threads: narrow(read.number("threads", 0..=1024)?),
             kv_bytes: narrow::<usize>(kv_mib).saturating_mul(1 << 20),

@@ -9,7 +9,7 @@ use super::{
     layers::{Layered, Value},
     settings::setting,
 };
-use starling_engine::{EngineKind, KernelChoice};
+use starling_engine::{Activations, EngineKind, KernelChoice};
 
 /// Reads typed values out of the layers.
 pub(super) struct Reader<'a>(pub(super) &'a Layered);
@@ -103,6 +103,15 @@ impl Reader<'_> {
             Some("avx2") => Ok(KernelChoice::Avx2),
             Some("portable") => Ok(KernelChoice::Portable),
             _ => Err(self.wrong("kernel")),
+        }
+    }
+
+    /// How activations are rounded.
+    pub(super) fn activations(&self) -> Result<Activations, ConfigError> {
+        match self.value("activations").map(|v| v.text.trim()) {
+            Some("int8") => Ok(Activations::Int8),
+            Some("int16") => Ok(Activations::Int16),
+            _ => Err(self.wrong("activations")),
         }
     }
 

@@ -20,4 +20,4 @@ pub use contract::{
     Capabilities, Engine, EngineError, EngineLimits, EngineLoad, FinishReason, ModelCard, SampledToken, SamplingParams,
     SequenceDelta, SequenceId, SequenceRequest, StepOutput, StopParams, SubmitError, TokenLogprob,
 };
-pub use loader::{EngineKind, KernelChoice, LoadError, LoadedModel, ModelOptions, Progress, load};
+pub use loader::{Activations, EngineKind, KernelChoice, LoadError, LoadedModel, ModelOptions, Progress, load};

@@ -35,6 +35,16 @@ pub enum KernelChoice {
     Portable,
 }
 
+/// How the embedded engine rounds activations before it multiplies them with weights, per block of 32.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// Eight bits, as llama.cpp does: faster, and answers turn where two tokens are about equally likely.
+    Int8,
+    /// Sixteen bits: answers are those of unrounded activations, but for near-ties of less than 0.05.
+    #[default]
+    Int16,
+}
+
 /// What to load and how large its engines are.
 #[derive(Debug, Clone)]
 pub struct ModelOptions {
@@ -56,6 +66,8 @@ pub struct ModelOptions {
     pub batch_tokens_max: u32,
     /// Inner loops of the embedded engine; anything but `Auto` is for tests and measurements.
     pub kernel: KernelChoice,
+    /// Precision of the embedded engine's inputs to products.
+    pub activations: Activations,
 }
 
 /// What loading is doing, for a person who waits.

@@ -1,7 +1,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures::future::join_all;
-use starling_engine::{EngineKind, KernelChoice, LoadedModel, ModelOptions, simulated::SimulatedModel};
+use starling_engine::{Activations, EngineKind, KernelChoice, LoadedModel, ModelOptions, simulated::SimulatedModel};
 use starling_ids::ModelId;
 use starling_kv::hash::block_hashes;
 
@@ -135,6 +135,7 @@ fn simulated() -> Arc<dyn LoadedModel> {
         waiting_max: 64,
         batch_tokens_max: 512,
         kernel: KernelChoice::Auto,
+        activations: Activations::default(),
     };
     Arc::new(SimulatedModel::load(&options).expect("a model"))
 }

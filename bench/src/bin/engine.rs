@@ -1,14 +1,15 @@
 //! How fast the embedded engine prefills, decodes and answers with and without its cache.
 //!
-//! `engine [--model FILE] [--threads N] [--kernel auto|avx512|avx2|portable] [--runs N] [--only NAME,..] [--json]`
+//! `engine [--model FILE] [--threads N] [--kernel auto|avx512|avx2|portable]
+//!     [--activations int8|int16] [--runs N] [--only NAME,..] [--json]`
 //! A figure is the median of the runs. Sequences run through the scheduler and the sampler, greedily, past any end
 //! token, as `llama_cpp.py` runs them on llama.cpp.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
-use std::{error::Error, path::PathBuf, sync::Arc, time::Instant};
+use std::{error::Error, sync::Arc, time::Instant};
 
 use serde::Serialize;
-use starling_bench::{Seeded, Setting, argument, cpu_seconds, median};
+use starling_bench::{Seeded, Setting, activations, argument, cpu_seconds, median, model_path};
 use starling_engine::{
     Engine, EngineKind, KernelChoice, LoadedModel, ModelOptions, SamplingParams, SequenceId, SequenceRequest,
     StopParams, embedded::EmbeddedModel,
@@ -109,11 +110,6 @@ impl Runner {
     }
 }
 
-fn model_path() -> PathBuf {
-    let home = std::env::home_dir().unwrap_or_default();
-    home.join(".cache/starling/models/SmolLM2-135M-Instruct.Q4_1.gguf")
-}
-
 fn options(arguments: &[String]) -> Result<ModelOptions, String> {
     let kernel = match argument(arguments, "--kernel", "auto".to_owned())?.as_str() {
         "auto" => KernelChoice::Auto,
@@ -132,6 +128,7 @@ fn options(arguments: &[String]) -> Result<ModelOptions, String> {
         waiting_max: 64,
         batch_tokens_max: 512,
         kernel,
+        activations: activations(arguments)?,
     })
 }
 

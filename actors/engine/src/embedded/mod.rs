@@ -1,7 +1,7 @@
 //! The embedded engine: a Llama-architecture model on this machine's CPU.
 //!
 //! A file becomes repacked weights once (`gguf`, `hf`, `weights`, `repack`); every engine of the process shares them
-//! and one pool of threads (`compute`). An engine computes batches over its own cache (`forward`, `kv_store`) with
+//! and one pool of threads (`compute`). An engine computes batches over its own cache (`forward`, `pass`, `kv_store`) with
 //! kernels that give the same bits on every CPU (`kernels`). Called by [`crate::loader::load`].
 
 mod compute;
@@ -13,6 +13,7 @@ mod hf;
 mod kernels;
 mod kv_store;
 mod matmul;
+mod pass;
 mod quant;
 mod repack;
 #[cfg(test)]
@@ -162,7 +163,7 @@ impl EmbeddedModel {
             eos_ids: opened.eos_ids,
         };
         tracing::info!(model = %card.id, kernels = kernels.name, threads = pool.width(), "model loaded");
-        let model = Arc::new(Model { config: opened.config, weights, kernels, pool });
+        let model = Arc::new(Model { config: opened.config, weights, kernels, pool, activations: options.activations });
         progress(Progress { stage: "checking", share: 1.0 });
         Ok(Self { model, card, bundle: opened.bundle, options: options.clone() })
     }
@@ -199,8 +200,10 @@ impl EmbeddedModel {
         let c = &self.model.config;
         let angles: Vec<u8> = c.rotary.iter().flat_map(|angle| angle.to_le_bytes()).collect();
         let (order, angles) = (if cfg!(target_endian = "little") { "le" } else { "be" }, XxHash3_64::oneshot(&angles));
+        let activations = self.options.activations;
         let text = format!(
-            "embedded 1; f16 {order}; layer, head, keys [dim][16], values [16][dim]; {} layers, {} heads, {} dim; pairs {angles:016x}",
+            "embedded 1; f16 {order}; layer, head, keys [dim][16], values [16][dim]; {} layers, {} heads, {} dim; \
+             pairs {angles:016x}; {activations:?}",
             c.layers, c.kv_heads, c.head_dim
         );
         XxHash3_64::oneshot(text.as_bytes())

@@ -21,6 +21,7 @@ fn options() -> ModelOptions {
         waiting_max: 64,
         batch_tokens_max: 64,
         kernel: crate::loader::KernelChoice::Auto,
+        activations: crate::loader::Activations::default(),
     }
 }
 

@@ -5,7 +5,8 @@
 //! modulo 16 and fold them in halves.
 //! Called by the versions of the kernels. Pure.
 
-use super::{super::quant::BLOCK, ColumnsOut};
+use super::{super::quant::BLOCK, ColumnsOut, word_place};
+use crate::loader::Activations;
 
 /// Partial sums of every sum across a row.
 pub(in super::super) const LANES: usize = 16;
@@ -33,9 +34,9 @@ const ROUNDER: f32 = 12_582_912.0;
 /// Blocks whose largest magnitude is below are zero: the reciprocal would overflow.
 const TINY: f32 = 1e-30;
 
-/// 32 activations in eight bits.
-pub(super) struct Quantized {
-    pub(super) numbers: [i8; BLOCK],
+/// 32 activations as numbers of 8 or 16 bits; those of 16 in the order of [`word_place`].
+pub(super) struct Quantized<T> {
+    pub(super) numbers: [T; BLOCK],
     pub(super) scale: f32,
     pub(super) total: i32,
 }
@@ -93,14 +94,19 @@ pub(super) fn scaled_by(x: &[f32], weight: &[f32], scale: f32, out: &mut [f32]) 
     }
 }
 
-/// What numbers are multiplied with, and values, in a block whose largest magnitude is `largest`.
+/// The largest number of each width.
+pub(super) const BYTE_MAX: f32 = 127.0;
+pub(super) const WORD_MAX: f32 = 32_767.0;
+
+/// What numbers up to `top` are multiplied with, and values, in a block whose largest magnitude is `largest`.
 #[inline(always)]
-pub(super) fn scales(largest: f32) -> (f32, f32) {
-    if largest > TINY { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) }
+pub(super) fn scales(largest: f32, top: f32) -> (f32, f32) {
+    if largest > TINY { (largest / top, top / largest) } else { (0.0, 0.0) }
 }
 
+/// Numbers of up to 22 bits, the scale and the numbers' sum.
 #[inline(always)]
-pub(super) fn quantize(x: &[f32; BLOCK]) -> Quantized {
+fn rounded(x: &[f32; BLOCK], top: f32) -> Quantized<i32> {
     let mut largest = [0.0f32; LANES];
     for i in 0..LANES {
         largest[i] = larger(x[i].abs(), x[i + LANES].abs());
@@ -110,27 +116,43 @@ pub(super) fn quantize(x: &[f32; BLOCK]) -> Quantized {
             largest[i] = larger(largest[i], largest[i + half]);
         }
     }
-    let (scale, inverse) = scales(largest[0]);
-    let mut numbers = [0i8; BLOCK];
+    let (scale, inverse) = scales(largest[0], top);
+    let mut numbers = [0i32; BLOCK];
     let mut total = 0i32;
     for i in 0..BLOCK {
-        let rounded = (x[i] * inverse + ROUNDER).to_bits() as i8;
-        numbers[i] = rounded;
-        total += i32::from(rounded);
+        numbers[i] = (x[i] * inverse + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()) as i32;
+        total += numbers[i];
     }
     Quantized { numbers, scale, total }
+}
+
+#[inline(always)]
+pub(super) fn quantize_bytes(x: &[f32; BLOCK]) -> Quantized<i8> {
+    let Quantized { numbers, scale, total } = rounded(x, BYTE_MAX);
+    Quantized { numbers: numbers.map(|n| n as i8), scale, total }
+}
+
+#[inline(always)]
+pub(super) fn quantize_words(x: &[f32; BLOCK]) -> Quantized<i16> {
+    let Quantized { numbers, scale, total } = rounded(x, WORD_MAX);
+    Quantized { numbers: std::array::from_fn(|i| numbers[word_place(i)] as i16), scale, total }
 }
 
 /// Quantizes the blocks of `x` into one column, from block `first` on.
 ///
 /// # Safety
-/// As for [`ColumnsOut::put`], for all these blocks; the CPU has the features of `S`.
+/// As for [`ColumnsOut::place`], for all these blocks; the CPU has the features of `S`.
 #[inline(always)]
 pub(super) unsafe fn quantize_column<S: Simd>(x: &[f32], out: &ColumnsOut, first: usize, column: usize) {
     let (blocks, _) = x.as_chunks::<BLOCK>();
     for (index, block) in blocks.iter().enumerate() {
         // SAFETY: the caller's promise.
-        unsafe { out.put(first + index, column, S::quantize(block)) };
+        unsafe {
+            match out.width {
+                Activations::Int8 => out.put_bytes(first + index, column, &S::quantize_bytes(block)),
+                Activations::Int16 => out.put_words(first + index, column, &S::quantize_words(block)),
+            }
+        }
     }
 }
 
@@ -187,8 +209,17 @@ pub(super) trait Simd {
     /// # Safety
     /// The CPU has the version's features.
     #[inline(always)]
-    unsafe fn quantize(x: &[f32; BLOCK]) -> Quantized {
-        quantize(x)
+    unsafe fn quantize_bytes(x: &[f32; BLOCK]) -> Quantized<i8> {
+        quantize_bytes(x)
+    }
+
+    /// 32 values to sixteen bits, in the order of [`word_place`].
+    ///
+    /// # Safety
+    /// The CPU has the version's features.
+    #[inline(always)]
+    unsafe fn quantize_words(x: &[f32; BLOCK]) -> Quantized<i16> {
+        quantize_words(x)
     }
 
     /// f16 bits to f32.
@@ -364,11 +395,17 @@ mod tests {
     #[test]
     fn quantizing_keeps_within_half_a_step_and_counts_its_sum() {
         let x: [f32; BLOCK] = std::array::from_fn(|i| (i as f32 - 13.7) * 0.37);
-        let quantized = quantize(&x);
+        let quantized = quantize_bytes(&x);
         assert_eq!(quantized.total, quantized.numbers.iter().map(|n| i32::from(*n)).sum::<i32>());
         for (x, n) in x.iter().zip(quantized.numbers) {
             assert!((x - f32::from(n) * quantized.scale).abs() <= quantized.scale * 0.5001);
         }
-        assert_eq!(quantize(&[0.0; BLOCK]).scale, 0.0);
+        let quantized = quantize_words(&x);
+        assert_eq!(quantized.total, quantized.numbers.iter().map(|n| i32::from(*n)).sum::<i32>());
+        for (i, x) in x.iter().enumerate() {
+            let n = quantized.numbers[word_place(i)];
+            assert!((x - f32::from(n) * quantized.scale).abs() <= quantized.scale * 0.51, "{x} became {n}");
+        }
+        assert_eq!(quantize_bytes(&[0.0; BLOCK]).scale, 0.0);
     }
 }

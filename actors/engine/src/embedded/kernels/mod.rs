@@ -16,16 +16,21 @@ mod selfcheck;
 use self::generic::{Attend, AttendScratch};
 use super::{
     quant::BLOCK,
-    repack::{Form, PANEL_ROWS, Panel},
+    repack::{Form, PANEL_ROWS, Panel, STEP},
 };
-use crate::loader::KernelChoice;
+use crate::loader::{Activations, KernelChoice};
 
-/// Activations as the kernels read them: eight bits, a scale and a sum for each block of 32 of each column.
+/// Activations as the kernels read them: numbers of 8 or 16 bits, a scale and a sum for each block of 32 of each column.
 /// All are ordered `[block][column]`.
 #[derive(Debug, Default)]
 pub(super) struct Columns {
-    /// 32 numbers each, -127 to 127.
-    pub(super) numbers: Vec<[i8; BLOCK]>,
+    /// How many bits; says which of the next two is in use.
+    pub(super) width: Activations,
+    /// [`Activations::Int8`]: 32 numbers each, -127 to 127.
+    pub(super) bytes: Vec<[i8; BLOCK]>,
+    /// [`Activations::Int16`]: 32 numbers each, -32767 to 32767, each four in the order 0, 2, 1, 3. Neighbours are
+    /// then what the even and the odd bytes of a weight vector are multiplied with.
+    pub(super) words: Vec<[i16; BLOCK]>,
     /// What a number is multiplied with.
     pub(super) scales: Vec<f32>,
     /// Scale times the sum of the numbers.
@@ -36,16 +41,42 @@ pub(super) struct Columns {
     pub(super) count: usize,
 }
 
+/// Where number `i` of a block lies among its words. Its own inverse.
+#[inline(always)]
+pub(super) const fn word_place(i: usize) -> usize {
+    match i % STEP {
+        1 => i + 1,
+        2 => i - 1,
+        _ => i,
+    }
+}
+
 impl Columns {
+    /// No columns of this width.
+    pub(super) fn new(width: Activations) -> Self {
+        Self { width, ..Self::default() }
+    }
+
     /// Makes room for `count` columns of `blocks` blocks. Contents are whatever was there.
     pub(super) fn resize(&mut self, count: usize, blocks: usize) {
         let len = count * blocks;
         self.count = count;
-        if self.numbers.len() < len {
-            self.numbers.resize(len, [0; BLOCK]);
+        if self.scales.len() < len {
+            match self.width {
+                Activations::Int8 => self.bytes.resize(len, [0; BLOCK]),
+                Activations::Int16 => self.words.resize(len, [0; BLOCK]),
+            }
             self.scales.resize(len, 0.0);
             self.sums.resize(len, 0.0);
             self.totals.resize(len, 0);
+        }
+    }
+
+    /// Blocks there is room for, all columns together.
+    fn len(&self) -> usize {
+        match self.width {
+            Activations::Int8 => self.bytes.len(),
+            Activations::Int16 => self.words.len(),
         }
     }
 }
@@ -60,8 +91,11 @@ type PanelFn = unsafe fn(&[u8], &Columns, usize, &mut [f32]);
 pub(super) struct Kernels {
     /// `avx512`, `avx2` or `portable`.
     pub(super) name: &'static str,
-    q4: PanelFn,
-    q8: PanelFn,
+    /// Four-bit weights by eight-bit activations; the others likewise.
+    q4x8: PanelFn,
+    q8x8: PanelFn,
+    q4x16: PanelFn,
+    q8x16: PanelFn,
     quantize: QuantizeFn,
     norm_scale: unsafe fn(&[f32], f32) -> f32,
     scaled_by: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
@@ -73,7 +107,9 @@ pub(super) struct Kernels {
 /// Where columns are written by several threads, each its own columns or blocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ColumnsOut {
-    numbers: *mut [i8; BLOCK],
+    width: Activations,
+    bytes: *mut [i8; BLOCK],
+    words: *mut [i16; BLOCK],
     scales: *mut f32,
     sums: *mut f32,
     totals: *mut i32,
@@ -81,7 +117,7 @@ pub(super) struct ColumnsOut {
     count: usize,
 }
 
-// SAFETY: it is a set of addresses; `put` states what its callers keep apart.
+// SAFETY: it is a set of addresses; `place` states what its callers keep apart.
 unsafe impl Send for ColumnsOut {}
 // SAFETY: as above.
 unsafe impl Sync for ColumnsOut {}
@@ -90,30 +126,54 @@ impl ColumnsOut {
     /// A way to write into `columns` from several threads while the borrow of `columns` is idle.
     pub(super) fn new(columns: &mut Columns) -> Self {
         Self {
-            numbers: columns.numbers.as_mut_ptr(),
+            width: columns.width,
+            len: columns.len(),
+            count: columns.count,
+            bytes: columns.bytes.as_mut_ptr(),
+            words: columns.words.as_mut_ptr(),
             scales: columns.scales.as_mut_ptr(),
             sums: columns.sums.as_mut_ptr(),
             totals: columns.totals.as_mut_ptr(),
-            len: columns.numbers.len(),
-            count: columns.count,
         }
     }
 
-    /// Writes block `block` of column `column`.
+    /// Writes block `block` of column `column`; returns where it lies.
     ///
     /// # Safety
     /// The columns are alive and unmoved, and no other thread writes or reads this block of this column.
     #[inline(always)]
-    unsafe fn put(&self, block: usize, column: usize, quantized: generic::Quantized) {
+    unsafe fn place<T>(&self, block: usize, column: usize, quantized: &generic::Quantized<T>) -> usize {
         let at = block * self.count + column;
         assert!(at < self.len && column < self.count, "a block outside its columns");
-        // SAFETY: `at` is in bounds of all four, which have equal length; the caller keeps writers apart.
+        // SAFETY: `at` is in bounds of all, which have equal length; the caller keeps writers apart.
         unsafe {
-            *self.numbers.add(at) = quantized.numbers;
             *self.scales.add(at) = quantized.scale;
             *self.sums.add(at) = quantized.scale * quantized.total as f32;
             *self.totals.add(at) = quantized.total;
         }
+        at
+    }
+
+    /// Eight bits, for columns of that width.
+    ///
+    /// # Safety
+    /// As for `place`.
+    #[inline(always)]
+    unsafe fn put_bytes(&self, block: usize, column: usize, quantized: &generic::Quantized<i8>) {
+        debug_assert!(self.width == Activations::Int8);
+        // SAFETY: the caller's promise; `place` checks the bounds.
+        unsafe { *self.bytes.add(self.place(block, column, quantized)) = quantized.numbers };
+    }
+
+    /// Sixteen bits, for columns of that width.
+    ///
+    /// # Safety
+    /// As for `place`.
+    #[inline(always)]
+    unsafe fn put_words(&self, block: usize, column: usize, quantized: &generic::Quantized<i16>) {
+        debug_assert!(self.width == Activations::Int16);
+        // SAFETY: the caller's promise; `place` checks the bounds.
+        unsafe { *self.words.add(self.place(block, column, quantized)) = quantized.numbers };
     }
 }
 
@@ -176,11 +236,13 @@ impl Kernels {
         let blocks = bytes.len() / form.block_bytes();
         let count = acc.len() / PANEL_ROWS;
         assert!(first + count <= columns.count && acc.len().is_multiple_of(PANEL_ROWS), "columns out of bounds");
-        assert!(blocks * columns.count <= columns.numbers.len(), "columns shorter than the panel");
+        assert!(blocks * columns.count <= columns.len(), "columns shorter than the panel");
         assert!(blocks * form.block_bytes() == bytes.len(), "a panel is whole blocks");
-        let kernel = match form {
-            Form::Q4 => self.q4,
-            Form::Q8 => self.q8,
+        let kernel = match (form, columns.width) {
+            (Form::Q4, Activations::Int8) => self.q4x8,
+            (Form::Q8, Activations::Int8) => self.q8x8,
+            (Form::Q4, Activations::Int16) => self.q4x16,
+            (Form::Q8, Activations::Int16) => self.q8x16,
         };
         // SAFETY: the CPU has the features (`available`), and the bounds the kernels rely on hold (above).
         unsafe { kernel(bytes, columns, first, acc) }

@@ -5,9 +5,12 @@
 use half::f16;
 
 use super::{Columns, ColumnsOut, Kernels, generic::Attend, generic::AttendScratch};
-use crate::embedded::{
-    quant::BLOCK,
-    repack::{Form, PANEL_ROWS, Panel, Q4_NUMBERS, Q8_NUMBERS},
+use crate::{
+    embedded::{
+        quant::BLOCK,
+        repack::{Form, PANEL_ROWS, Panel, Q4_NUMBERS, Q8_NUMBERS},
+    },
+    loader::Activations,
 };
 
 /// A small generator, so that every start checks the same data.
@@ -47,8 +50,8 @@ impl Noise {
 
 const BLOCKS: usize = 5;
 
-fn columns(kernels: &Kernels, x: &[f32], count: usize) -> Columns {
-    let mut columns = Columns::default();
+fn columns(kernels: &Kernels, x: &[f32], count: usize, width: Activations) -> Columns {
+    let mut columns = Columns::new(width);
     columns.resize(count, BLOCKS);
     let out = ColumnsOut::new(&mut columns);
     for (column, x) in x.chunks_exact(BLOCKS * BLOCK).enumerate() {
@@ -65,24 +68,38 @@ fn differ(a: &[f32], b: &[f32]) -> bool {
 /// What the two versions compute differently, if anything.
 pub(super) fn first_difference(a: &Kernels, b: &Kernels) -> Option<&'static str> {
     let mut noise = Noise(20);
-    for count in [1, 2, 3, 4, 5, 8, 13] {
-        let x = noise.floats(count * BLOCKS * BLOCK, 3.0);
-        let (ours, theirs) = (columns(a, &x, count), columns(b, &x, count));
-        if ours.numbers != theirs.numbers || differ(&ours.sums, &theirs.sums) || ours.totals != theirs.totals {
-            return Some("quantized activations");
-        }
-        for form in [Form::Q4, Form::Q8] {
-            let panel = noise.panel(form, BLOCKS);
-            let mut sums = [vec![1.0; count * PANEL_ROWS], vec![2.0; count * PANEL_ROWS]];
-            let panel = Panel { form, bytes: &panel };
-            a.panel(panel, &ours, 0, &mut sums[0]);
-            b.panel(panel, &theirs, 0, &mut sums[1]);
-            if differ(&sums[0], &sums[1]) {
-                return Some(if form == Form::Q4 { "four-bit products" } else { "eight-bit products" });
-            }
+    let counts = [1, 2, 3, 4, 5, 8, 13].into_iter();
+    let mut cases = counts.flat_map(|count| [Activations::Int8, Activations::Int16].map(|width| (count, width)));
+    cases
+        .find_map(|(count, width)| products_difference(a, b, &mut noise, count, width))
+        .or_else(|| elementwise_difference(a, b, &mut noise))
+        .or_else(|| attention_difference(a, b, &mut noise))
+}
+
+fn products_difference(
+    a: &Kernels,
+    b: &Kernels,
+    noise: &mut Noise,
+    count: usize,
+    width: Activations,
+) -> Option<&'static str> {
+    let x = noise.floats(count * BLOCKS * BLOCK, 3.0);
+    let (ours, theirs) = (columns(a, &x, count, width), columns(b, &x, count, width));
+    let numbers_differ = ours.bytes != theirs.bytes || ours.words != theirs.words || ours.totals != theirs.totals;
+    if numbers_differ || differ(&ours.sums, &theirs.sums) || differ(&ours.scales, &theirs.scales) {
+        return Some("quantized activations");
+    }
+    for form in [Form::Q4, Form::Q8] {
+        let panel = noise.panel(form, BLOCKS);
+        let mut sums = [vec![1.0; count * PANEL_ROWS], vec![2.0; count * PANEL_ROWS]];
+        let panel = Panel { form, bytes: &panel };
+        a.panel(panel, &ours, 0, &mut sums[0]);
+        b.panel(panel, &theirs, 0, &mut sums[1]);
+        if differ(&sums[0], &sums[1]) {
+            return Some(if form == Form::Q4 { "four-bit products" } else { "eight-bit products" });
         }
     }
-    elementwise_difference(a, b, &mut noise).or_else(|| attention_difference(a, b, &mut noise))
+    None
 }
 
 fn elementwise_difference(a: &Kernels, b: &Kernels, noise: &mut Noise) -> Option<&'static str> {
@@ -139,11 +156,14 @@ mod tests {
         let mut noise = Noise(3);
         let x = noise.floats(BLOCKS * BLOCK, 1.0);
         let kernels = Kernels::portable();
-        let columns = columns(&kernels, &x, 1);
         let panel = noise.panel(Form::Q8, BLOCKS);
-        let mut sums = vec![0.0; PANEL_ROWS];
-        kernels.panel(Panel { form: Form::Q8, bytes: &panel }, &columns, 0, &mut sums);
-        for (row, sum) in sums.iter().enumerate() {
+        let sums = [Activations::Int8, Activations::Int16].map(|width| {
+            let mut sums = vec![0.0; PANEL_ROWS];
+            let columns = columns(&kernels, &x, 1, width);
+            kernels.panel(Panel { form: Form::Q8, bytes: &panel }, &columns, 0, &mut sums);
+            sums
+        });
+        for row in 0..PANEL_ROWS {
             let mut expected = 0.0f64;
             for (i, x) in x.iter().enumerate() {
                 let block = &panel[i / BLOCK * Form::Q8.block_bytes()..];
@@ -151,8 +171,11 @@ mod tests {
                 let scale = f16::from_le_bytes([block[Q8_NUMBERS + 2 * row], block[Q8_NUMBERS + 2 * row + 1]]);
                 expected += f64::from(*x) * f64::from(number) * scale.to_f64();
             }
-            // Activations are rounded to 1/127 of their block's largest.
-            assert!((f64::from(*sum) - expected).abs() < 2.0, "row {row}: {sum} against {expected}");
+            // Activations are rounded to 1/127 or 1/32767 of their block's largest.
+            for (sums, within) in sums.iter().zip([2.0, 0.01]) {
+                let sum = sums[row];
+                assert!((f64::from(sum) - expected).abs() < within, "row {row}: {sum} against {expected}");
+            }
         }
     }
 }

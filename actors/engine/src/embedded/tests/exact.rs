@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     backend::{Backend, Batch, BatchItem},
-    loader::KernelChoice,
+    loader::{Activations, KernelChoice},
 };
 
 fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
@@ -19,21 +19,22 @@ fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
 fn any_chunk_size_thread_count_and_kernel_gives_the_same_bits() {
     let tiny = Tiny::new(1);
     let tokens = prompt(5, 530);
-    for store in [Store::Q4_1, Store::Q8_0] {
-        let model = tiny.load(store, 1, KernelChoice::Auto);
+    let stores = [Store::Q4_1, Store::Q8_0].into_iter();
+    for (store, width) in stores.flat_map(|store| [Activations::Int8, Activations::Int16].map(|width| (store, width))) {
+        let model = tiny.load_with(store, 1, KernelChoice::Auto, width);
         let expected = bits(&feed(&mut model.backend().unwrap().0, &slots(0, 34), &tokens, 0, 512));
         for threads in [1, 2, 3] {
-            let model = tiny.load(store, threads, KernelChoice::Auto);
+            let model = tiny.load_with(store, threads, KernelChoice::Auto, width);
             let (mut backend, _) = model.backend().unwrap();
             for chunk in [1, 7, 16, 100, 512, 4096] {
                 let blocks: Vec<_> = slots(threads as u32, 34).into_iter().rev().collect();
                 let logits = feed(&mut backend, &blocks, &tokens, 0, chunk);
-                assert_eq!(bits(&logits), expected, "{store:?}, {threads} threads, chunks of {chunk}");
+                assert_eq!(bits(&logits), expected, "{store:?}, {width:?}, {threads} threads, chunks of {chunk}");
             }
         }
-        let model = tiny.load(store, 2, KernelChoice::Portable);
+        let model = tiny.load_with(store, 2, KernelChoice::Portable, width);
         let logits = feed(&mut model.backend().unwrap().0, &slots(0, 34), &tokens, 0, 100);
-        assert_eq!(bits(&logits), expected, "{store:?}, portable kernels");
+        assert_eq!(bits(&logits), expected, "{store:?}, {width:?}, portable kernels");
     }
 }
 

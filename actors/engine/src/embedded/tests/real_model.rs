@@ -10,7 +10,7 @@ use super::{super::EmbeddedModel, bits, dense, feed, slots};
 use crate::{
     backend::{Backend, Batch, BatchItem},
     contract::{Engine, FinishReason, SampledToken, SamplingParams, SequenceId, SequenceRequest, StopParams},
-    loader::{EngineKind, KernelChoice, LoadedModel, ModelOptions},
+    loader::{Activations, EngineKind, KernelChoice, LoadedModel, ModelOptions},
 };
 
 /// Where the default model is, as `make model` leaves it.
@@ -24,6 +24,10 @@ fn model_path() -> PathBuf {
 }
 
 fn model(threads: usize) -> EmbeddedModel {
+    model_with(threads, Activations::default())
+}
+
+fn model_with(threads: usize, activations: Activations) -> EmbeddedModel {
     let options = ModelOptions {
         kind: EngineKind::Embedded,
         path: Some(model_path()),
@@ -34,6 +38,7 @@ fn model(threads: usize) -> EmbeddedModel {
         waiting_max: 32,
         batch_tokens_max: 256,
         kernel: KernelChoice::Auto,
+        activations,
     };
     EmbeddedModel::load(&options, &mut |_| {}).unwrap()
 }
@@ -108,69 +113,74 @@ fn token_ids_are_those_of_llama_cpp() {
     }
 }
 
+/// One line of `greedy.jsonl`, which `bench/reference.py golden` made: llama.cpp on the file's weights widened to f32,
+/// with f32 keys and values and without flash attention, so that no activation is rounded. It chose no end tokens.
 #[derive(Deserialize)]
 struct Greedy {
     name: String,
     text: String,
     prompt: Vec<TokenId>,
     tokens: Vec<TokenId>,
+    /// How far each token was ahead of the second best, in logits.
     gaps: Vec<f32>,
 }
 
-/// How sure llama.cpp must be of a token before another one is a fault. Eight-bit activations leave noise of this size
-/// in both engines: with and without flash attention, llama.cpp gives 8 of 19 equal answers, the others
-/// part at gaps of up to 0.22 in texts whose gaps line up.
-const GAP_OF_A_TIE: f32 = 0.6;
+/// A gap that counts as a near-tie.
+const GAP_OF_A_TIE: f32 = 0.05;
 
-#[test]
-fn each_next_token_is_the_one_of_llama_cpp_or_a_near_tie() {
-    let cases = include_str!("../testdata/greedy.jsonl").lines().map(|line| serde_json::from_str(line).unwrap());
-    let cases: Vec<Greedy> = cases.collect();
-    let model = model(0);
-    let tokenizer: Tokenizer = model.bundle().tokenizer_json.parse().unwrap();
+/// For each reference answer the first token that differs, if any. Greedy answers are functions of what is before, so
+/// the reference's own tokens can be fed: an answer is equal when each next token is.
+fn first_differences(model: &EmbeddedModel, cases: &[Greedy]) -> Vec<Option<usize>> {
     let (mut backend, _) = model.backend().unwrap();
-    // llama.cpp was told to go on past end tokens and never chooses one then.
     let best = |logits: &[f32]| {
         let allowed = (0..logits.len()).filter(|id| !model.card().eos_ids.contains(&(*id as TokenId)));
         allowed.max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap() as TokenId
     };
     let mut starts = Vec::new();
     let mut first = 0;
-    let mut ours: Vec<Vec<TokenId>> = Vec::new();
-    for case in &cases {
-        assert_eq!(tokenizer.encode(case.text.as_str(), false).unwrap().get_ids(), case.prompt, "prompt {}", case.name);
+    let mut differences = Vec::new();
+    for case in cases {
         let count = (case.prompt.len() + case.tokens.len()).div_ceil(16) as u32;
         let blocks = slots(first, count);
-        ours.push(vec![best(&feed(&mut backend, &blocks, &case.prompt, 0, 256))]);
+        let token = best(&feed(&mut backend, &blocks, &case.prompt, 0, 256));
+        differences.push((token != case.tokens[0]).then_some(0));
         starts.push(blocks);
         first += count;
     }
-    // Every sequence follows llama.cpp's tokens, so one tie does not turn all that follows.
     for step in 0..cases[0].tokens.len() - 1 {
         let items = cases.iter().zip(&starts).map(|(case, blocks)| {
             let (tokens, start) = (&case.tokens[step..=step], case.prompt.len() + step);
             BatchItem { tokens, start, blocks, wants_logits: true }
         });
         let computed = backend.forward(&Batch { items: items.collect() }).unwrap();
-        for (ours, row) in ours.iter_mut().zip(&computed.rows) {
-            ours.push(best(&dense(*row)));
+        for ((difference, case), row) in differences.iter_mut().zip(cases).zip(&computed.rows) {
+            let differs = best(&dense(*row)) != case.tokens[step + 1];
+            *difference = difference.or_else(|| differs.then_some(step + 1));
         }
     }
-    let (mut equal, mut total) = (0, 0);
-    for (case, ours) in cases.iter().zip(&ours) {
-        for (at, (ours, theirs)) in ours.iter().zip(&case.tokens).enumerate() {
-            total += 1;
-            equal += usize::from(ours == theirs);
-            if ours != theirs {
-                // llama.cpp reports no probabilities for parts of characters: then gaps and tokens do not line up.
-                let gap = case.gaps.get(at).copied().filter(|_| case.gaps.len() == case.tokens.len());
-                println!("{}: token {at} is {ours}, llama.cpp's {theirs}, its gap {gap:?}", case.name);
-                assert!(gap.is_none_or(|gap| gap < GAP_OF_A_TIE), "{}: token {at}", case.name);
-            }
-        }
+    differences
+}
+
+#[test]
+fn eighteen_of_twenty_greedy_answers_are_the_references_and_the_rest_part_at_near_ties() {
+    let cases = include_str!("../testdata/greedy.jsonl").lines().map(|line| serde_json::from_str(line).unwrap());
+    let cases: Vec<Greedy> = cases.collect();
+    assert_eq!(cases.len(), 20);
+    let model = model(0);
+    let tokenizer: Tokenizer = model.bundle().tokenizer_json.parse().unwrap();
+    for case in &cases {
+        assert_eq!(tokenizer.encode(case.text.as_str(), false).unwrap().get_ids(), case.prompt, "prompt {}", case.name);
+        assert_eq!((case.tokens.len(), case.gaps.len()), (32, 32));
     }
-    println!("{equal} of {total} tokens are equal");
-    assert!(equal * 100 >= total * 95, "{equal} of {total} tokens are equal");
+    let differences = first_differences(&model, &cases);
+    let equal = differences.iter().filter(|difference| difference.is_none()).count();
+    for (case, at) in cases.iter().zip(&differences).filter_map(|(case, at)| Some((case, (*at)?))) {
+        let gap = case.gaps[at];
+        println!("{}: parts at token {at}, where the reference's gap is {gap}", case.name);
+        assert!(gap < GAP_OF_A_TIE, "{}: token {at} differs at a gap of {gap}", case.name);
+    }
+    println!("{equal} of 20 answers are equal");
+    assert!(equal >= 18, "{equal} of 20 answers are equal");
 }
 
 #[test]

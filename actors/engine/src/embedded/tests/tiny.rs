@@ -11,7 +11,7 @@ use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
 
 use super::super::EmbeddedModel;
-use crate::loader::{EngineKind, KernelChoice, LoadError, ModelOptions};
+use crate::loader::{Activations, EngineKind, KernelChoice, LoadError, ModelOptions};
 
 pub(super) const LAYERS: usize = 2;
 pub(super) const HIDDEN: usize = 64;
@@ -151,14 +151,33 @@ impl Tiny {
 
     /// A loaded model of the GGUF kind; the folder that holds its file is gone by then.
     pub(super) fn load(&self, store: Store, threads: usize, kernel: KernelChoice) -> EmbeddedModel {
+        self.load_with(store, threads, kernel, Activations::default())
+    }
+
+    pub(super) fn load_with(
+        &self,
+        store: Store,
+        threads: usize,
+        kernel: KernelChoice,
+        activations: Activations,
+    ) -> EmbeddedModel {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tiny.gguf");
         fs::write(&path, self.gguf(store)).unwrap();
-        load(path, threads, kernel).unwrap()
+        load_with(path, threads, kernel, activations).unwrap()
     }
 }
 
 pub(super) fn load(path: PathBuf, threads: usize, kernel: KernelChoice) -> Result<EmbeddedModel, LoadError> {
+    load_with(path, threads, kernel, Activations::default())
+}
+
+pub(super) fn load_with(
+    path: PathBuf,
+    threads: usize,
+    kernel: KernelChoice,
+    activations: Activations,
+) -> Result<EmbeddedModel, LoadError> {
     let options = ModelOptions {
         kind: EngineKind::Embedded,
         path: Some(path),
@@ -169,6 +188,7 @@ pub(super) fn load(path: PathBuf, threads: usize, kernel: KernelChoice) -> Resul
         waiting_max: 8,
         batch_tokens_max: 64,
         kernel,
+        activations,
     };
     EmbeddedModel::load(&options, &mut |_| {})
 }
