@@ -82,6 +82,7 @@ pub mod home;
 mod http_server;
 pub mod logging;
 pub mod node;
+mod open_files;
 pub mod progress;
 pub mod shutdown;
 pub mod telemetry;

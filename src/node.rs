@@ -35,6 +35,7 @@ use crate::{
     facts::Facts,
     home::{Home, HomeError, NodeFile},
     http_server::{HttpError, HttpServer},
+    open_files,
     progress::LoadProgress,
     shutdown::Ending,
     telemetry,
@@ -108,6 +109,7 @@ impl Node {
     /// Starts everything the roles ask for; returns when requests can be served.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let metrics = telemetry::install()?;
+        open_files::raise();
         let home = Home::claim(&config)?;
         let key = key(&home)?;
         let model = load_model(&config).await?;
@@ -295,7 +297,9 @@ async fn start_http(
     let backend: Arc<dyn Backend> =
         if api { Arc::new(ClusterBackend(cast.client().clone())) } else { Arc::new(NodeBackend { ready }) };
     let drain_ms_max = u64::try_from(config.drain.as_millis()).unwrap_or(u64::MAX);
-    let settings = GatewayConfig { http, drain_ms_max, ..GatewayConfig::default() };
+    let settings = GatewayConfig::default();
+    let connections_max = open_files::connections_max(settings.connections_max);
+    let settings = GatewayConfig { http, drain_ms_max, connections_max, ..settings };
     let metrics = metrics.clone();
     let render = Arc::new(move || metrics.render());
     let supervisor = mesh.supervisor().child_supervisor("gateway", Policy::default()).await?;

@@ -16,11 +16,14 @@ pub struct GatewayConfig {
     pub http: SocketAddr,
     /// Requests computed at once; one more is answered 503. 1 to 1,000,000.
     pub permits_max: usize,
-    /// Open connections; one more waits in the kernel's queue. 1 to 1,000,000.
+    /// Open connections; one more is answered 503 and closed. 1 to 1,000,000.
     pub connections_max: usize,
     /// Bytes of a request body. 1 KiB to 64 MiB.
     pub body_bytes_max: usize,
-    /// Milliseconds for a client to send its head, and again for its body. 100 to 600,000.
+    /// Milliseconds for a client to send a request's head, counted from the end of the request before: an idle
+    /// connection is kept this long, longer than the 60 s of usual load balancers. 100 to 3,600,000.
+    pub head_ms_max: u64,
+    /// Milliseconds for a client to send a request's body. 100 to 600,000.
     pub receive_ms_max: u64,
     /// Milliseconds for a whole request. 100 to 86,400,000.
     pub request_ms_max: u64,
@@ -53,6 +56,7 @@ impl Default for GatewayConfig {
             permits_max: 4096,
             connections_max: 8192,
             body_bytes_max: 8 << 20,
+            head_ms_max: 75_000,
             receive_ms_max: 30_000,
             request_ms_max: 600_000,
             keep_alive_ms: 15_000,
@@ -71,6 +75,7 @@ impl std::fmt::Debug for GatewayConfig {
             .field("permits_max", &self.permits_max)
             .field("connections_max", &self.connections_max)
             .field("body_bytes_max", &self.body_bytes_max)
+            .field("head_ms_max", &self.head_ms_max)
             .field("receive_ms_max", &self.receive_ms_max)
             .field("request_ms_max", &self.request_ms_max)
             .field("keep_alive_ms", &self.keep_alive_ms)
@@ -87,6 +92,7 @@ impl GatewayConfig {
         within("permits_max", self.permits_max as u64, 1, 1_000_000)?;
         within("connections_max", self.connections_max as u64, 1, 1_000_000)?;
         within("body_bytes_max", self.body_bytes_max as u64, 1 << 10, 64 << 20)?;
+        within("head_ms_max", self.head_ms_max, 100, 3_600_000)?;
         within("receive_ms_max", self.receive_ms_max, 100, 600_000)?;
         within("request_ms_max", self.request_ms_max, 100, 86_400_000)?;
         within("keep_alive_ms", self.keep_alive_ms, 100, 600_000)?;
@@ -105,7 +111,13 @@ impl GatewayConfig {
         Duration::from_millis(self.request_ms_max)
     }
 
-    /// Time for a client to send a head or a body.
+    /// Time for a client to send a head.
+    #[must_use]
+    pub fn head_max(&self) -> Duration {
+        Duration::from_millis(self.head_ms_max)
+    }
+
+    /// Time for a client to send a body.
     #[must_use]
     pub fn receive_max(&self) -> Duration {
         Duration::from_millis(self.receive_ms_max)

@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
     HeaderMap, Request,
     body::Body as _,
-    header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue},
+    header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue},
 };
 use starling_actors::{engine::ModelCard, generate::GenerateError};
 use starling_ids::{ModelId, RequestId};
@@ -120,8 +120,14 @@ impl App {
     pub(crate) async fn body(&self, request: Request<Body>) -> Result<Bytes, HttpFault> {
         check_kind(request.headers())?;
         let limit = self.config.body_bytes_max;
+        let asks_first =
+            request.headers().get(EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
         let mut body = request.into_body();
         let announced = body.size_hint().lower();
+        if asks_first && announced > limit as u64 {
+            // Nothing was sent yet; reading would ask for it.
+            return Err(HttpFault::BodyTooLarge { limit });
+        }
         let read = async {
             if announced <= limit as u64 {
                 match Limited::new(&mut body, limit).collect().await {
@@ -152,7 +158,7 @@ async fn discard(body: &mut Body, most: usize) {
 fn check_kind(headers: &HeaderMap) -> Result<(), HttpFault> {
     let shown = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).chars().take(100).collect::<String>();
     if let Some(value) = headers.get(CONTENT_ENCODING)
-        && value != "identity"
+        && !value.as_bytes().eq_ignore_ascii_case(b"identity")
     {
         return Err(HttpFault::Encoded(shown(value)));
     }

@@ -66,6 +66,12 @@ pub(crate) enum HttpFault {
         /// The limit.
         limit: usize,
     },
+    /// All connections are taken.
+    #[error("this gateway is at its limit of {limit} connections at once")]
+    Crowded {
+        /// The limit.
+        limit: usize,
+    },
     /// The gateway is going away.
     #[error("this gateway is shutting down")]
     Draining,
@@ -135,10 +141,11 @@ fn http_row(fault: &HttpFault) -> Row {
         HttpFault::UnknownRoute { .. } => (StatusCode::NOT_FOUND, "unknown_url"),
         HttpFault::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
         HttpFault::Unauthorized => (StatusCode::UNAUTHORIZED, "invalid_api_key"),
-        HttpFault::Full { .. } => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
+        HttpFault::Full { .. } | HttpFault::Crowded { .. } => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
         HttpFault::Draining => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),
     };
-    let retry = matches!(fault, HttpFault::Full { .. } | HttpFault::Draining).then_some(RETRY_AFTER_DEFAULT);
+    let passes = matches!(fault, HttpFault::Full { .. } | HttpFault::Crowded { .. } | HttpFault::Draining);
+    let retry = passes.then_some(RETRY_AFTER_DEFAULT);
     (status, code, None, retry)
 }
 

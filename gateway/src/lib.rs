@@ -1,6 +1,6 @@
 //! The OpenAI HTTP API in front of the cluster.
 //!
-//! A request passes through the files in this order: `server` accepts it, `admission` counts it,
+//! A request passes through the files in this order: `connection` takes it, `server` finds its route, `admission` counts it,
 //! [`openai`] validates it, [`prompt`] turns it into tokens, the [`Backend`] finds a worker, `run` follows the
 //! answer, [`text`] turns tokens into text, `sse` or `reply` writes it. The gateway knows the cluster only as a
 //! [`Backend`]; it holds no actor and no link.
@@ -14,6 +14,7 @@ pub mod text;
 mod admission;
 mod chat;
 mod completions;
+mod connection;
 mod context;
 mod error;
 #[cfg(test)]

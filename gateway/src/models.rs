@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
     response::Response,
 };
 use bytes::BytesMut;
@@ -37,8 +37,14 @@ pub(crate) async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Res
 }
 
 /// One of them. Slashes in its name may be written as they are or as `%2F`.
-pub(crate) async fn one(State(app): State<Arc<App>>, Path(name): Path<String>, headers: HeaderMap) -> Response {
+pub(crate) async fn one(
+    State(app): State<Arc<App>>,
+    name: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Response {
     let ticket = app.admission.arrive(Route::Models);
+    // A name that is not UTF-8 is nobody's, like the empty one.
+    let name = name.map_or_else(|_| String::new(), |Path(name)| name);
     let card = app.authorize(&headers).map_err(Fault::from).and_then(|()| app.card(&name));
     match card {
         Ok(card) => {

@@ -2,9 +2,6 @@
 //!
 //! On shutdown the gateway stops admitting (503) and goes on listening until the requests that are here have
 //! ended or the drain time is over; only then are connections closed.
-//!
-//! A client that closes its sending side counts as gone, as in most servers: TCP says no more than that, and waiting
-//! for a write to fail would leave a worker computing for nobody.
 
 use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -14,30 +11,20 @@ use axum::{
     extract::State,
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{any, get, post},
 };
 use hyper::{
     Request, StatusCode,
-    body::Incoming,
-    header::{CONTENT_TYPE, HeaderValue},
-};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto::Builder,
-    service::TowerToHyperService,
+    header::{CONNECTION, CONTENT_TYPE, HeaderValue},
 };
 use thiserror::Error;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
-    task::JoinSet,
-};
-use tower::ServiceExt as _;
+use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
     Backend, ConfigError, GatewayConfig, Readiness,
     admission::Admission,
     chat, completions,
+    connection::{Connections, Rules},
     context::{App, Names, REQUEST_ID},
     error::{Fault, HttpFault},
     metrics::Route,
@@ -51,12 +38,8 @@ pub type MetricsRender = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Connections that have nothing to say get this long to close once the drain is over.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
-/// After an `accept` that failed for want of resources.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How often newly served models are looked for, to load their tokenizers before a request needs them.
 const WARM_EVERY: Duration = Duration::from_millis(500);
-/// Requests of one HTTP/2 connection at once.
-const H2_STREAMS_MAX: u32 = 256;
 
 /// Why a gateway does not serve.
 #[derive(Debug, Error)]
@@ -125,13 +108,13 @@ impl Gateway {
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> DrainReport {
         let Self { listener, app, routes, .. } = self;
         let (close, closing) = watch::channel(false);
-        let mut connections = Connections {
-            places: Arc::new(Semaphore::new(app.config.connections_max)),
+        let rules = Rules {
             router: routes(app.clone()),
             closing,
-            receive_max: app.config.receive_max(),
-            tasks: JoinSet::new(),
+            head_max: app.config.head_max(),
+            ping_every: app.config.receive_max(),
         };
+        let mut connections = Connections::new(app.config.connections_max, rules, crowded_router(app.clone()));
         tokio::select! {
             () = shutdown => {}
             () = connections.accept(&listener) => {}
@@ -152,78 +135,6 @@ impl Gateway {
         connections.close(if late { Duration::ZERO } else { CLOSE_MAX }).await;
         DrainReport { cut_off }
     }
-}
-
-/// The open connections and what a new one needs.
-struct Connections {
-    places: Arc<Semaphore>,
-    router: Router,
-    closing: watch::Receiver<bool>,
-    receive_max: Duration,
-    tasks: JoinSet<()>,
-}
-
-impl Connections {
-    /// Takes connections, one place each. Never returns by itself.
-    async fn accept(&mut self, listener: &TcpListener) {
-        loop {
-            // Finished tasks are let go as new ones come.
-            while self.tasks.try_join_next().is_some() {}
-            let Ok(place) = self.places.clone().acquire_owned().await else { return };
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let router = self.router.clone();
-                    let connection = serve_connection(stream, place, router, self.closing.clone(), self.receive_max);
-                    self.tasks.spawn(connection);
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    async fn close(mut self, time: Duration) {
-        let all = async { while self.tasks.join_next().await.is_some() {} };
-        if tokio::time::timeout(time, all).await.is_err() {
-            self.tasks.shutdown().await;
-        }
-    }
-}
-
-async fn serve_connection(
-    stream: TcpStream,
-    place: OwnedSemaphorePermit,
-    router: Router,
-    mut closing: watch::Receiver<bool>,
-    receive_max: Duration,
-) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection keeps its delay");
-    }
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(receive_max);
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(H2_STREAMS_MAX).keep_alive_interval(receive_max);
-    let service = TowerToHyperService::new(router.map_request(|request: Request<Incoming>| request.map(Body::new)));
-    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let served = tokio::select! {
-        served = connection.as_mut() => served,
-        () = told(&mut closing) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = served {
-        // Clients leave in the middle all the time; what that means for a request is counted there.
-        tracing::debug!(%error, "a connection ended early");
-    }
-    drop(place);
-}
-
-/// Resolves when connections shall close; a sender that is gone means the same.
-async fn told(closing: &mut watch::Receiver<bool>) {
-    let _gone = closing.wait_for(|closing| *closing).await.is_err();
 }
 
 /// Loads the tokenizers of newly served models, and forgets those of models that are gone.
@@ -268,6 +179,20 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 /// The routes of a node without the gateway role.
 fn admin_router(app: Arc<App>) -> Router {
     with_admin(Router::new(), app)
+}
+
+/// What a connection over the limit is served; it closes after one request.
+fn crowded_router(app: Arc<App>) -> Router {
+    let router = with_admin(Router::new().route("/v1/{*path}", any(crowded)), app);
+    router.layer(middleware::map_response(async |mut response: Response| {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        response
+    }))
+}
+
+async fn crowded(State(app): State<Arc<App>>) -> Response {
+    let ticket = app.admission.arrive(Route::Unknown);
+    reply::refuse(&Fault::Http(HttpFault::Crowded { limit: app.config.connections_max }), ticket)
 }
 
 fn with_admin(routes: Router<Arc<App>>, app: Arc<App>) -> Router {

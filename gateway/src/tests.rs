@@ -3,6 +3,7 @@
 mod api;
 mod cancel;
 mod client;
+mod connections;
 mod drain;
 mod limits;
 mod malformed;

@@ -86,6 +86,18 @@ impl Fields {
         number_of(&self.name(field), &value, min, max).map(Some)
     }
 
+    /// A finite number above 0.
+    pub fn positive(&mut self, field: &str, max: f64) -> Read<f32> {
+        let Some(value) = self.take(field) else { return Ok(None) };
+        let param = self.name(field);
+        let number = value.as_f64().ok_or_else(|| wrong(&param, "a number", &value))?;
+        // Smaller than any f32 is 0 for an engine.
+        if number <= max && number as f32 > 0.0 {
+            return Ok(Some(number as f32));
+        }
+        Err(ValidateError::value(param, format!("must be above 0 and at most {max}, not {number}")))
+    }
+
     /// A list.
     pub fn list(&mut self, field: &str) -> Read<Vec<Value>> {
         match self.take(field) {
@@ -185,7 +197,12 @@ fn field_around(body: &[u8]) -> Option<String> {
                 depth += 1;
                 expects_key |= depth == 1;
             }
-            (false, b'}' | b']') => depth = depth.saturating_sub(1),
+            (false, b'}' | b']') => {
+                depth = depth.saturating_sub(1);
+                if depth == 0 {
+                    key = None;
+                }
+            }
             (false, b',') if depth == 1 => (expects_key, key) = (true, None),
             _ => {}
         }
@@ -221,16 +238,23 @@ mod tests {
         assert_eq!(read.integer("d", 0, 8).expect_err("decimal").code(), "invalid_type");
         assert_eq!(read.integer("e", 0, 8).expect_err("huge").code(), "invalid_value");
         assert_eq!(read.number("f", 0.0, 1.0), Ok(Some(1.0)));
+        let mut read = fields(json!({"a": 0, "b": 1e-60, "c": 1, "d": "x"}));
+        let error = read.positive("a", 1.0).expect_err("zero").to_string();
+        assert_eq!(error, "`a` must be above 0 and at most 1, not 0");
+        assert_eq!(read.positive("b", 1.0).expect_err("no f32").code(), "invalid_value");
+        assert_eq!(read.positive("c", 1.0), Ok(Some(1.0)));
+        assert_eq!(read.positive("d", 1.0).expect_err("string").code(), "invalid_type");
     }
 
     #[test]
     fn a_body_that_is_not_json_is_refused_with_its_field() {
         let deep = format!(r#"{{"model": "m", "messages": {}1{}}}"#, "[".repeat(200), "]".repeat(200));
-        let cases: [(&[u8], Option<&str>); 7] = [
+        let cases: [(&[u8], Option<&str>); 8] = [
             (deep.as_bytes(), Some("messages")),
             (b"{\"model\": \"\xFF\"}", Some("model")),
             (br#"{"a": {"x": 1}, "b": nope}"#, Some("b")),
             (br#"{"a": "\ud800"}"#, Some("a")),
+            (br#"{"a": 1}{"b": 2}"#, None),
             (b"[1]", None),
             (b"", None),
             (b"{", None),

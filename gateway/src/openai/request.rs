@@ -144,11 +144,7 @@ impl CompletionRequest {
         if echo && logprobs.is_some() {
             return Err(ValidateError::value("echo", "cannot be combined with `logprobs` on this server"));
         }
-        let best_of = fields.integer("best_of", 1, i64::from(CHOICES_MAX))?;
         let params = shared(&mut fields, model, budget, logprobs)?;
-        if best_of.is_some_and(|count| count != i64::from(params.choices)) {
-            return Err(ValidateError::Unsupported { param: "best_of".into(), hint: ": only the value of `n` is" });
-        }
         if prompts.len() * params.choices as usize > ANSWERS_MAX {
             return Err(ValidateError::value(
                 "n",
@@ -199,19 +195,23 @@ fn shared(
     tokens_max: Option<Budget>,
     logprobs: Option<u8>,
 ) -> Result<Params, ValidateError> {
-    let above_zero = f64::from(f32::MIN_POSITIVE);
     identities(fields)?;
+    let best_of = fields.integer("best_of", 1, i64::from(CHOICES_MAX))?;
+    let choices = fields.integer("n", 1, i64::from(CHOICES_MAX))?.unwrap_or(1);
+    if best_of.is_some_and(|count| count != choices) {
+        return Err(ValidateError::Unsupported { param: "best_of".into(), hint: ": only the value of `n` is" });
+    }
     Ok(Params {
         model,
         tokens_max,
         tokens_min: fields.integer("min_tokens", 0, BUDGET_MAX)?.unwrap_or(0) as u32,
         temperature: fields.number("temperature", 0.0, 2.0)?.unwrap_or(1.0),
-        top_p: fields.number("top_p", above_zero, 1.0)?.unwrap_or(1.0),
+        top_p: fields.positive("top_p", 1.0)?.unwrap_or(1.0),
         // -1 is another server's word for off.
         top_k: fields.integer("top_k", -1, BUDGET_MAX)?.unwrap_or(0).max(0) as u32,
         min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(0.0),
         seed: fields.integer("seed", i64::MIN, i64::MAX)?.map(i64::cast_unsigned),
-        repetition_penalty: fields.number("repetition_penalty", above_zero, 2.0)?.unwrap_or(1.0),
+        repetition_penalty: fields.positive("repetition_penalty", 2.0)?.unwrap_or(1.0),
         presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
         frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
         logit_bias: logit_bias(fields)?,
@@ -219,7 +219,7 @@ fn shared(
         stop_token_ids: token_list(fields, "stop_token_ids", STOP_TOKENS_MAX)?,
         ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
         skip_special: fields.boolean("skip_special_tokens")?.unwrap_or(true),
-        choices: fields.integer("n", 1, i64::from(CHOICES_MAX))?.unwrap_or(1) as u32,
+        choices: choices as u32,
         logprobs,
         delivery: delivery(fields)?,
         cache_salt: short_string(fields, "cache_salt")?,

@@ -196,28 +196,48 @@ impl ReplyWriter {
         out.extend_from_slice(b"]");
     }
 
+    /// The likeliest tokens, and the chosen one when it is not among them. A name appears once: the likeliest wins.
+    fn text_top(&self, out: &mut BytesMut, token: &SampledToken) {
+        let mut names: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
+        let own = (token.id, chosen(token));
+        for (id, logprob) in token.top.iter().map(|top| (top.id, top.logprob)).chain([own]) {
+            let name = self.text_name(id);
+            if names.iter().all(|(other, _)| *other != name) {
+                names.push((name, logprob));
+            }
+        }
+        out.extend_from_slice(b"{");
+        separated(out, &names, |out, (name, logprob)| {
+            json::string(out, name);
+            out.extend_from_slice(b":");
+            json::logprob(out, *logprob);
+        });
+        out.extend_from_slice(b"}");
+    }
+
+    fn text_name(&self, id: TokenId) -> String {
+        String::from_utf8(self.head.decoding.token_bytes(id)).unwrap_or_else(|error| bytes_name(error.as_bytes()))
+    }
+
     fn text_logprobs(&self, out: &mut BytesMut, entries: &[TokenEntry]) {
-        let name = |out: &mut BytesMut, id: TokenId| {
-            json::string(out, &String::from_utf8_lossy(&self.head.decoding.token_bytes(id)));
-        };
+        let name = |out: &mut BytesMut, id: TokenId| json::string(out, &self.text_name(id));
         out.extend_from_slice(b"{\"tokens\":[");
         separated(out, entries, |out, entry| name(out, entry.token.id));
         out.extend_from_slice(b"],\"token_logprobs\":[");
         separated(out, entries, |out, entry| json::logprob(out, chosen(&entry.token)));
         out.extend_from_slice(b"],\"top_logprobs\":[");
         separated(out, entries, |out, entry| {
-            out.extend_from_slice(b"{");
-            separated(out, &entry.token.top, |out, top| {
-                name(out, top.id);
-                out.extend_from_slice(b":");
-                json::logprob(out, top.logprob);
-            });
-            out.extend_from_slice(b"}");
+            self.text_top(out, &entry.token);
         });
         out.extend_from_slice(b"],\"text_offset\":[");
         separated(out, entries, |out, entry| json::integer(out, entry.char_offset as u64));
         out.extend_from_slice(b"]}");
     }
+}
+
+/// Bytes that are no text, as OpenAI names them: `bytes:\xe2\x80`.
+fn bytes_name(bytes: &[u8]) -> String {
+    bytes.iter().fold("bytes:".to_owned(), |name, byte| name + &format!("\\x{byte:02x}"))
 }
 
 /// The chosen token's own log-probability; an engine that was asked always reports it.

@@ -47,7 +47,6 @@ pub const UNSUPPORTED: &[(&str, &str)] = &[
     ("store", ": only false is"),
     ("service_tier", ": only \"auto\" and \"default\" are"),
     ("suffix", ""),
-    ("best_of", ": only the value of n is"),
     ("guided_json", ""),
     ("guided_regex", ""),
     ("guided_choice", ""),

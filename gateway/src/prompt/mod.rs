@@ -5,6 +5,7 @@ pub mod model;
 pub mod python;
 pub mod special;
 pub mod template;
+pub mod words;
 
 use thiserror::Error;
 

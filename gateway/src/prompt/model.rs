@@ -12,6 +12,7 @@ use crate::{
         PromptError,
         special::{Disguise, Segment, Specials},
         template::ChatTemplate,
+        words::WordEncoder,
     },
     text::Decoding,
 };
@@ -23,6 +24,10 @@ pub struct PromptModel {
     /// The same with control tokens switched off; made when a user first types one.
     plain: OnceLock<Tokenizer>,
     specials: Specials,
+    /// Added tokens that are no control tokens; text that holds one is the tokenizer's.
+    added: Specials,
+    /// The short way for text between control tokens, when this tokenizer has one.
+    words: Option<WordEncoder>,
     template: Option<ChatTemplate>,
     bos: Option<TokenId>,
     decoding: Arc<Decoding>,
@@ -47,6 +52,8 @@ impl PromptModel {
         let compile = |source: &String| ChatTemplate::new(source, bos_token, bundle.eos_token.as_deref());
         Ok(Self {
             specials: Specials::new(&tokenizer),
+            added: Specials::words(&tokenizer),
+            words: if cuts_cleanly(&tokenizer) { WordEncoder::new(&tokenizer) } else { None },
             decoding: Arc::new(Decoding::new(&tokenizer)),
             template: bundle.chat_template.as_ref().map(compile).transpose()?,
             plain: OnceLock::new(),
@@ -68,7 +75,7 @@ impl PromptModel {
         let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
         fit_to_template(template, &mut messages)?;
         if !self.specials.any_in(&messages) {
-            return not_empty(self.encode(&self.tokenizer, &template.render(&messages, unix_s)?)?);
+            return not_empty(self.encode_marked(&template.render(&messages, unix_s)?)?);
         }
         let crowded = || PromptError::Refused("they hold every private-use character there is".into());
         let disguise = Disguise::put_on(&self.specials, &mut messages).ok_or_else(crowded)?;
@@ -77,7 +84,7 @@ impl PromptModel {
         for segment in self.specials.cut(&rendered) {
             match segment {
                 Segment::Control(id) => ids.push(id),
-                Segment::Text(text) => ids.extend(self.encode(self.plain(), &disguise.take_off(text))?),
+                Segment::Text(text) => ids.extend(self.encode_plain(&disguise.take_off(text))?),
             }
         }
         not_empty(ids)
@@ -86,7 +93,7 @@ impl PromptModel {
     /// Token ids of a raw prompt. Whoever writes one writes control tokens too: they are taken as such.
     pub fn completion(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
         let mut ids: Vec<_> = self.bos.into_iter().collect();
-        ids.extend(self.encode(&self.tokenizer, text)?);
+        ids.extend(self.encode_marked(text)?);
         not_empty(ids)
     }
 
@@ -94,6 +101,29 @@ impl PromptModel {
     pub fn text(&self, ids: &[TokenId]) -> Result<String, PromptError> {
         let bad = |error: tokenizers::Error| PromptError::Model { part: "tokenizer", reason: error.to_string() };
         self.tokenizer.decode(ids, false).map_err(bad)
+    }
+
+    /// Encodes text whose control tokens are control tokens.
+    fn encode_marked(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
+        if self.words.is_none() {
+            return self.encode(&self.tokenizer, text);
+        }
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        for segment in self.specials.cut(text) {
+            match segment {
+                Segment::Control(id) => ids.push(id),
+                Segment::Text(text) => ids.append(&mut self.encode_plain(text)?),
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Encodes text whose control tokens are text.
+    fn encode_plain(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
+        match &self.words {
+            Some(words) if words.takes(text) && !self.added.in_text(text) => words.encode(&self.tokenizer, text),
+            _ => self.encode(self.plain(), text),
+        }
     }
 
     fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>, PromptError> {
@@ -108,6 +138,14 @@ impl PromptModel {
             plain
         })
     }
+}
+
+/// True when cutting at control tokens is all that the tokenizer itself would do about them.
+fn cuts_cleanly(tokenizer: &Tokenizer) -> bool {
+    let added = tokenizer.get_added_tokens_decoder();
+    added
+        .values()
+        .all(|token| !token.special || !(token.normalized || token.single_word || token.lstrip || token.rstrip))
 }
 
 fn not_empty(ids: Vec<TokenId>) -> Result<Vec<TokenId>, PromptError> {

@@ -29,6 +29,8 @@ pub struct Special {
 pub struct Specials {
     /// By first byte, longest text first.
     by_first: BTreeMap<u8, Vec<Special>>,
+    /// Bytes that a token begins with.
+    begins: [bool; 256],
 }
 
 /// A cut of a rendered prompt.
@@ -44,10 +46,20 @@ impl Specials {
     /// The control tokens of a tokenizer.
     #[must_use]
     pub fn new(tokenizer: &Tokenizer) -> Self {
+        Self::of(tokenizer, true)
+    }
+
+    /// The added tokens of a tokenizer that are not control tokens: words it has been given whole.
+    #[must_use]
+    pub fn words(tokenizer: &Tokenizer) -> Self {
+        Self::of(tokenizer, false)
+    }
+
+    fn of(tokenizer: &Tokenizer, control: bool) -> Self {
         let mut by_first: BTreeMap<u8, Vec<Special>> = BTreeMap::new();
         for (id, token) in tokenizer.get_added_tokens_decoder() {
             let Some(&first) = token.content.as_bytes().first() else { continue };
-            if token.special {
+            if token.special == control {
                 by_first.entry(first).or_default().push(Special {
                     text: token.content,
                     id,
@@ -59,12 +71,14 @@ impl Specials {
         for list in by_first.values_mut() {
             list.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
         }
-        Self { by_first }
+        let begins = std::array::from_fn(|byte| by_first.contains_key(&(byte as u8)));
+        Self { by_first, begins }
     }
 
     /// The first control token in `text`: where, and which.
     fn find(&self, text: &str) -> Option<(usize, &Special)> {
-        text.bytes().enumerate().find_map(|(at, byte)| {
+        let bytes = text.bytes().enumerate().filter(|(_, byte)| self.begins[usize::from(*byte)]);
+        bytes.into_iter().find_map(|(at, byte)| {
             let list = self.by_first.get(&byte)?;
             let special = list.iter().find(|special| text.as_bytes()[at..].starts_with(special.text.as_bytes()))?;
             Some((at, special))
@@ -78,6 +92,12 @@ impl Specials {
             found.insert(&special.text);
             rest = &rest[at + special.text.len()..];
         }
+    }
+
+    /// True when `text` contains one.
+    #[must_use]
+    pub fn in_text(&self, text: &str) -> bool {
+        self.find(text).is_some()
     }
 
     /// True when any string in `messages` contains a control token's text.

@@ -68,6 +68,7 @@ async fn every_malformed_request_is_refused_by_the_fields_name() {
         (json!({"response_format": {"type": "json_object"}}), 400, "response_format"),
         (json!({"tools": [{"type": "function"}]}), 400, "tools"),
         (json!({"metadata": 5}), 400, "metadata"),
+        (json!({"n": 2, "best_of": 3}), 400, "best_of"),
         (json!({"no_such_field": 1}), 400, "no_such_field"),
     ];
     assert!(raw.len() + fields.len() >= 40);
@@ -80,6 +81,11 @@ async fn every_malformed_request_is_refused_by_the_fields_name() {
             extra.to_string().chars().take(120).collect::<String>()
         );
     }
+    for name in ["%ff", "%00", "%20"] {
+        let reply = local.get(&format!("/v1/models/{name}")).await;
+        assert_eq!((reply.status.as_u16(), reply.error_param().as_deref()), (400, Some("model")), "{name}");
+    }
     assert!(cluster.calls().is_empty(), "no worker was asked");
+    assert_eq!(local.chat(json!({"best_of": 1})).await.status, 200);
     assert_eq!(local.chat(json!({})).await.status, 200);
 }

@@ -138,6 +138,19 @@ async fn txt_12_log_probabilities_are_one_per_token_both_ways() {
     assert_eq!(logprobs["text_offset"], json!([0, 1, 2, 2, 2, 3]));
     assert_eq!(logprobs["tokens"].as_array().expect("tokens").len(), text.len());
     assert_eq!(logprobs["top_logprobs"][0]["a"], -0.5);
+    // Bytes that are no text have names of their own, so that none hides another.
+    assert_eq!(logprobs["tokens"][2], "bytes:\\xec");
+    assert_eq!(logprobs["top_logprobs"][2], json!({"bytes:\\xec": -0.5, "z": -9999}));
+}
+
+#[tokio::test]
+async fn txt_12_the_chosen_token_is_among_the_likeliest_of_a_raw_completion() {
+    let token = |id, top| SampledToken { id, logprob: Some(-3.0), top };
+    let tokens =
+        vec![token(byte(b'a'), vec![TokenLogprob { id: byte(b'b'), logprob: -0.5 }]), token(byte(b'c'), Vec::new())];
+    let frames = vec![GenerateFrame { tokens, ..frame(0, &[], Some(FinishReason::Length)) }];
+    let raw = Local::new(&saying(frames)).completions(json!({"logprobs": 1})).await.json();
+    assert_eq!(raw["choices"][0]["logprobs"]["top_logprobs"], json!([{"b": -0.5, "a": -3}, {"c": -3}]));
 }
 
 #[tokio::test]
