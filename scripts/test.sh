@@ -26,6 +26,7 @@ stage "tests"
 if cargo nextest --version >/dev/null 2>&1; then
     cargo nextest run --locked --workspace --no-fail-fast
 else
+    cargo build --locked -p starling --examples
     cargo test --locked --workspace --lib --bins --tests --no-fail-fast
 fi
 

@@ -5,7 +5,10 @@
 use std::sync::{Arc, Weak};
 
 use super::{Inner, Mesh};
-use crate::program::Programs;
+use crate::{
+    discovery::{NodeView, Snapshot},
+    program::Programs,
+};
 
 /// A handle that keeps no node alive; for handlers that the node itself holds.
 #[derive(Clone)]
@@ -22,6 +25,16 @@ impl Mesh {
     /// The same node, not kept alive.
     pub(crate) fn downgrade(&self) -> WeakMesh {
         WeakMesh(Arc::downgrade(&self.inner))
+    }
+
+    /// The snapshot with this node's record as it is this moment: what was just published is in it already.
+    pub(crate) fn current(&self) -> Arc<Snapshot> {
+        let (snapshot, own) = (self.snapshot(), self.inner.directory.own());
+        let behind = |view: &NodeView| view.record.node == own.node && view.record.version != own.version;
+        let Some(at) = snapshot.nodes.iter().position(behind) else { return snapshot };
+        let mut current = Snapshot::clone(&snapshot);
+        current.nodes[at].record = own;
+        Arc::new(current)
     }
 
     /// The actors of programs on this node.

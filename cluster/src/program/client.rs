@@ -190,7 +190,7 @@ impl<Req, Resp> Client<Req, Resp> {
     /// Its instances as this node knows them, sorted by node.
     #[must_use]
     pub fn instances(&self) -> Vec<InstanceView> {
-        instances::of(&self.mesh.snapshot(), &self.endpoint)
+        instances::of(&self.mesh.current(), &self.endpoint)
     }
 
     /// Waits until at least `count` instances can be called; false when that is not so within `limit`.

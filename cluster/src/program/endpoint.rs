@@ -34,7 +34,7 @@ impl Mesh {
     /// Every instance of every endpoint that this node knows, sorted by (endpoint, node).
     #[must_use]
     pub fn list_instances(&self) -> Vec<InstanceView> {
-        instances::list(&self.snapshot(), |_| true)
+        instances::list(&self.current(), |_| true)
     }
 
     /// Follows all instances.
@@ -77,7 +77,7 @@ impl Component {
     #[must_use]
     pub fn list_instances(&self) -> Vec<InstanceView> {
         let prefix = format!("{}/", self.path);
-        instances::list(&self.mesh.snapshot(), |view| view.id.endpoint.as_str().starts_with(&prefix))
+        instances::list(&self.mesh.current(), |view| view.id.endpoint.as_str().starts_with(&prefix))
     }
 }
 
@@ -138,7 +138,7 @@ impl<Req, Resp> Endpoint<Req, Resp> {
     /// Its instances, sorted by node.
     #[must_use]
     pub fn list_instances(&self) -> Vec<InstanceView> {
-        instances::of(&self.mesh.snapshot(), &self.name)
+        instances::of(&self.mesh.current(), &self.name)
     }
 
     /// Follows its instances.

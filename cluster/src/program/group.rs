@@ -59,7 +59,7 @@ impl<Req, Resp> Group<Req, Resp> {
     /// Members as this node knows them, sorted by (endpoint, node), callable or not.
     #[must_use]
     pub fn members(&self) -> Vec<InstanceView> {
-        instances::list(&self.mesh.snapshot(), |view| view.labels.contains_key(self.label.as_ref()))
+        instances::list(&self.mesh.current(), |view| view.labels.contains_key(self.label.as_ref()))
     }
 
     /// Follows the members.

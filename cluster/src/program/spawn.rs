@@ -261,11 +261,20 @@ async fn spawn_named<A: Actor>(
         async move { asked.ask(request).await }
     };
     mesh.endpoints().serve(endpoint, Arc::new(Door { gate: Gate::new(ASKERS_MAX), run: handlers::unary(ask) }));
+    // The supervisor tells a failed start in words; the fault itself is kept for whoever asked.
+    let refused = Arc::new(Mutex::new(None::<Fault>));
+    let noted = refused.clone();
+    let make: Make<A> = Arc::new(move || {
+        make().inspect_err(|fault| *noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone()))
+    });
     let begin = move || {
         let _kept_with_the_specification = &gone;
         (Host::<A>::new(), (make.clone(), life.clone()))
     };
-    supervisor.add(child(name, "program", restart, mailbox.handle(), begin)).await?;
+    if let Err(error) = supervisor.add(child(name, "program", restart, mailbox.handle(), begin)).await {
+        let refused = refused.lock().unwrap_or_else(PoisonError::into_inner).take();
+        return Err(refused.map_or_else(|| error.into(), SpawnError::Refused));
+    }
     Ok(ActorHandle::new(mesh, name.to_owned(), mailbox))
 }
 
