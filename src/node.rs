@@ -19,7 +19,7 @@ use starling_cluster::{
     config::{ClusterConfig, Timings},
     discovery::{Instance, InstanceKind, Lifecycle},
     membership,
-    mesh::{ClusterError, Mesh},
+    mesh::{ClusterError, Failed, Mesh},
     security::{ClusterKey, KeyError},
     supervise::{Policy, SuperviseError},
 };
@@ -74,6 +74,9 @@ pub enum StartError {
     /// It gave up before it was ready.
     #[error("the node ended before it was ready: {0}")]
     Ended(String),
+    /// Its boot counter had been lost; it is raised now, and a new start will do.
+    #[error("{0}; it is raised now: start the node again")]
+    Outlived(Failed),
 }
 
 impl From<HttpError> for StartError {
@@ -91,6 +94,8 @@ pub enum End {
     AtOnce,
     /// It could not go on: too many restarts, or its name belongs to another node.
     Broken,
+    /// Its boot counter had been lost; it is raised now, and a new start will do.
+    Outlived,
 }
 
 /// A running node.
@@ -123,6 +128,9 @@ impl Node {
             }
             Err(error) => {
                 mesh.leave().await;
+                if let StartError::Outlived(failed) = &error {
+                    step_over(&home, failed);
+                }
                 Err(error)
             }
         }
@@ -141,15 +149,15 @@ impl Node {
     }
 
     /// Serves until a signal, or until the node cannot go on; then ends in order.
-    pub async fn run_until(self, mut ending: Ending) -> End {
-        let broken = tokio::select! {
-            () = ending.signal() => false,
-            () = self.broken() => true,
-            () = self.upkeep() => true,
+    pub async fn run_until(self, ending: &mut Ending) -> End {
+        let end = tokio::select! {
+            () = ending.signal() => End::InOrder,
+            end = self.broken() => end,
+            () = self.upkeep() => End::Broken,
         };
         tracing::info!(drain_secs = self.drain.as_secs(), "ending in order; a second signal ends at once");
         tokio::select! {
-            () = Box::pin(self.end()) => if broken { End::Broken } else { End::InOrder },
+            () = Box::pin(self.end()) => end,
             () = ending.signal() => End::AtOnce,
         }
     }
@@ -170,9 +178,10 @@ impl Node {
     }
 
     /// Resolves when the node cannot go on.
-    async fn broken(&self) {
-        let reason = self.mesh.failed().await;
-        tracing::error!(reason, "the node cannot go on");
+    async fn broken(&self) -> End {
+        let failed = self.mesh.failed().await;
+        tracing::error!(reason = %failed, "the node cannot go on");
+        if step_over(&self.home, &failed) { End::Outlived } else { End::Broken }
     }
 
     async fn upkeep(&self) {
@@ -201,12 +210,22 @@ impl Node {
         let http = start_http(config, mesh, &cast, metrics, ready.clone()).await?;
         tokio::select! {
             () = step("workers", cast.ready()) => {}
-            reason = mesh.failed() => return Err(StartError::Ended(reason)),
+            failed = mesh.failed() => return Err(match failed {
+                Failed::Outlived { .. } => StartError::Outlived(failed),
+                failed => StartError::Ended(failed.to_string()),
+            }),
         }
         ready.store(true, Ordering::Release);
         publish_gateway(mesh, http.as_ref(), Lifecycle::Serving);
         Ok((cast, http))
     }
+}
+
+/// Raises the boot counter above a past life; whether that was the trouble and is mended.
+fn step_over(home: &Home, failed: &Failed) -> bool {
+    let Failed::Outlived { past, .. } = failed else { return false };
+    let raised = membership::boot::raise_above(&home.dir, *past);
+    raised.inspect_err(|error| tracing::error!(%error, "the boot counter was not raised")).is_ok()
 }
 
 /// Times a step for the log.
@@ -241,6 +260,7 @@ async fn load_model(config: &Config) -> Result<Option<Arc<dyn LoadedModel>>, Sta
         waiting_max: config.waiting_max,
         batch_tokens_max: config.batch_tokens_max,
         kernel: config.kernel,
+        activations: config.activations,
     };
     let file = config.model.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     let loading = tokio::task::spawn_blocking(move || {
@@ -262,7 +282,6 @@ async fn start_mesh(config: &Config, home: &Home, key: ClusterKey) -> Result<Mes
         advertise: config.advertise,
         seeds: config.seeds.clone(),
         data_dir: home.dir.clone(),
-        activations: config.activations,
         key,
         roles: config.roles.names(),
         http: None,

@@ -2,6 +2,8 @@
 //!
 //! Called first at start, before anything counts. The render function goes to the HTTP server.
 
+use std::sync::{Mutex, PoisonError};
+
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use starling_ids::{Metric, MetricKind};
 
@@ -10,8 +12,19 @@ const WAIT_SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 /// One token or one engine step.
 const STEP_SECONDS: &[f64] = &[0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
-/// Installs the recorder of this process. A second call in one process fails.
+/// Installs the recorder of this process. A second call, for a node that is started again, gives the same one.
 pub fn install() -> Result<PrometheusHandle, BuildError> {
+    static INSTALLED: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
+    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(handle) = &*installed {
+        return Ok(handle.clone());
+    }
+    let handle = build()?;
+    *installed = Some(handle.clone());
+    Ok(handle)
+}
+
+fn build() -> Result<PrometheusHandle, BuildError> {
     let mut builder = PrometheusBuilder::new();
     for metric in Metric::ALL.iter().filter(|metric| metric.kind() == MetricKind::Histogram) {
         let buckets = if *metric == Metric::GatewayTtft { WAIT_SECONDS } else { STEP_SECONDS };

@@ -9,6 +9,7 @@
 //!
 //! Children stop in reverse order, so a node falls silent in gossip while its links still carry what is left.
 
+mod failed;
 mod program;
 mod start;
 
@@ -22,6 +23,7 @@ use starling_ids::{EndpointName, Incarnation, Metric, NameError, NodeId};
 use thiserror::Error;
 use tokio::{net::TcpListener, sync::watch};
 
+pub use self::failed::Failed;
 pub(crate) use self::program::WeakMesh;
 use self::start::Start;
 use crate::{
@@ -228,25 +230,6 @@ impl Mesh {
     /// Answers a control operation, named `subject/verb`, for sessions and for tools alike.
     pub fn serve_op(&self, op: &'static str, handler: OpHandler) {
         self.inner.sessions.ops().serve(op, handler);
-    }
-
-    /// Resolves when the node cannot go on, and says why: its actor tree gave up, or another node holds its name.
-    pub async fn failed(&self) -> String {
-        let mut view = self.inner.view.clone();
-        let outranked = async {
-            match view.wait_for(|view| view.outranked.is_some()).await {
-                Ok(view) => view.outranked.clone(),
-                // The view ends with the node.
-                Err(_) => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = self.inner.root.ended() => "the actor tree has ended".to_owned(),
-            outranked = outranked => match outranked.and_then(|outranked| outranked.holder) {
-                Some(holder) => format!("another node holds the name {}: {holder:?}", self.inner.node),
-                None => format!("another node holds the name {}", self.inner.node),
-            },
-        }
     }
 
     /// Says goodbye to the cluster, then ends every actor and task of this node, from the leaves up.

@@ -5,7 +5,7 @@ use clap::Args;
 use super::{Failure, flags::NodeFlags};
 use crate::{
     config::Config,
-    node::{End, Node},
+    node::{End, Node, StartError},
     shutdown::Ending,
 };
 
@@ -44,23 +44,44 @@ impl Up {
     }
 }
 
+/// A node whose boot counter was lost is started again above the life that the cluster remembers; once is enough.
+const STARTS_MAX: usize = 3;
+
 /// Runs a node from start to end; the same for `up` and `join`.
 pub(super) async fn serve(config: Config) -> Result<(), Failure> {
     crate::logging::start(config.log, &config.log_level).map_err(Failure::failed)?;
     let mut ending = Ending::listen().map_err(Failure::failed)?;
+    for _ in 1..STARTS_MAX {
+        match run_once(config.clone(), &mut ending).await? {
+            End::Outlived => tracing::warn!("the boot counter was lost and is raised now; the node is started again"),
+            end => return told(end),
+        }
+    }
+    told(run_once(config, &mut ending).await?)
+}
+
+async fn run_once(config: Config, ending: &mut Ending) -> Result<End, Failure> {
     let banner = !config.join;
     let node = tokio::select! {
-        node = Box::pin(Node::start(config)) => node.map_err(Failure::failed)?,
+        node = Box::pin(Node::start(config)) => node,
         () = ending.signal() => return Err(Failure::failed("ended by a signal before it was ready")),
+    };
+    let node = match node {
+        Err(StartError::Outlived(_)) => return Ok(End::Outlived),
+        node => node.map_err(Failure::failed)?,
     };
     let facts = node.facts();
     if banner {
         println!("{}", facts.banner());
     }
     println!("{}", facts.ready_line());
-    match Box::pin(node.run_until(ending)).await {
+    Ok(Box::pin(node.run_until(ending)).await)
+}
+
+fn told(end: End) -> Result<(), Failure> {
+    match end {
         End::InOrder => Ok(()),
         End::AtOnce => Err(Failure::failed("ended at once by a second signal")),
-        End::Broken => Err(Failure::failed("the node could not go on; the log says why")),
+        End::Broken | End::Outlived => Err(Failure::failed("the node could not go on; the log says why")),
     }
 }

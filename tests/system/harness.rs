@@ -99,7 +99,10 @@ impl Cluster {
     pub(crate) fn launch(&self, name: &str, verb: &[&str], args: &[&str]) -> Launched {
         let (dir, key) = (self.data_dir(name), self.key());
         let mut all: Vec<&str> = verb.to_vec();
-        all.extend(["--name", name, "--data-dir", dir.to_str().unwrap(), "--key-file", key.to_str().unwrap()]);
+        all.extend(["--name", name, "--data-dir", dir.to_str().unwrap()]);
+        if !args.contains(&"--key-file") {
+            all.extend(["--key-file", key.to_str().unwrap()]);
+        }
         if !args.contains(&"--engine") {
             all.extend(["--engine", "simulated"]);
         }

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails right there")]
 
 mod bad_input;
+mod churn;
 mod cli;
 mod faults;
 mod harness;

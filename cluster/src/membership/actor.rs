@@ -225,21 +225,9 @@ impl State {
 
     /// An end that nobody asked for is a failure of this actor, and its supervisor starts both again.
     fn thread_ended(&self) -> Result<(), ActorProcessingErr> {
-        let outranked = self.args.view.borrow().outranked.clone();
-        match outranked {
-            Some(why) => {
-                let holder =
-                    why.holder.map_or_else(|| "another node".to_owned(), |id| format!("the node at {}", id.address));
-                tracing::error!(
-                    node = %self.args.node,
-                    "the name {} is held by {holder}; this node has left the cluster; choose another --name",
-                    self.args.node
-                );
-                Ok(())
-            }
-            None if self.left => Ok(()),
-            None => Err("the gossip thread ended".into()),
-        }
+        // Of a lost name the mesh tells its owner, who ends or begins anew.
+        let outranked = self.args.view.borrow().outranked.is_some();
+        if outranked || self.left { Ok(()) } else { Err("the gossip thread ended".into()) }
     }
 }
 
