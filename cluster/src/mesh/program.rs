@@ -5,10 +5,7 @@
 use std::sync::{Arc, Weak};
 
 use super::{Inner, Mesh};
-use crate::{
-    discovery::{NodeView, Snapshot},
-    program::Programs,
-};
+use crate::{discovery::Snapshot, program::Programs};
 
 /// A handle that keeps no node alive; for handlers that the node itself holds.
 #[derive(Clone)]
@@ -30,8 +27,9 @@ impl Mesh {
     /// The snapshot with this node's record as it is this moment: what was just published is in it already.
     pub(crate) fn current(&self) -> Arc<Snapshot> {
         let (snapshot, own) = (self.snapshot(), self.inner.directory.own());
-        let behind = |view: &NodeView| view.record.node == own.node && view.record.version != own.version;
-        let Some(at) = snapshot.nodes.iter().position(behind) else { return snapshot };
+        let found = snapshot.nodes.binary_search_by(|view| view.record.node.cmp(&own.node));
+        let behind = |at: &usize| snapshot.nodes[*at].record.version != own.version;
+        let Some(at) = found.ok().filter(behind) else { return snapshot };
         let mut current = Snapshot::clone(&snapshot);
         current.nodes[at].record = own;
         Arc::new(current)

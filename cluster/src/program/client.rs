@@ -30,6 +30,7 @@ use super::{
     pick::{Candidate, Picker, callable},
 };
 use crate::{
+    discovery::Snapshot,
     mesh::Mesh,
     stream::{Context, Opened},
 };
@@ -82,6 +83,14 @@ struct Shared {
     counts: Arc<Counts>,
     budget: RetryBudget,
     turn: AtomicUsize,
+    known: Mutex<Option<Known>>,
+}
+
+/// The instances in one snapshot of the directory, so that they are not put together for each call.
+#[derive(Debug, Clone)]
+struct Known {
+    snapshot: Arc<Snapshot>,
+    instances: Arc<[Arc<InstanceView>]>,
 }
 
 /// Calls the instances of one endpoint. Cheap to clone; clones share turns, counts and the retry budget.
@@ -196,9 +205,7 @@ impl<Req, Resp> Client<Req, Resp> {
     /// Waits until at least `count` instances can be called; false when that is not so within `limit`.
     pub async fn wait_for(&self, count: usize, limit: Duration) -> bool {
         let mut snapshots = self.mesh.watch();
-        let enough = |snapshot: &Arc<crate::discovery::Snapshot>| {
-            callable(instances::of(snapshot, &self.endpoint)).len() >= count
-        };
+        let enough = |snapshot: &Arc<Snapshot>| callable(instances::of(snapshot, &self.endpoint).iter()).len() >= count;
         matches!(tokio::time::timeout(limit, snapshots.wait_for(enough)).await, Ok(Ok(_)))
     }
 }
@@ -302,27 +309,38 @@ where
         }
     }
 
+    fn known(&self) -> Arc<[Arc<InstanceView>]> {
+        let snapshot = self.mesh.current();
+        let mut known = self.shared.known.lock().unwrap_or_else(PoisonError::into_inner);
+        match known.as_ref() {
+            Some(known) if Arc::ptr_eq(&known.snapshot, &snapshot) => known.instances.clone(),
+            _ => {
+                let instances: Arc<[_]> = instances::of(&snapshot, &self.endpoint).into_iter().map(Arc::new).collect();
+                *known = Some(Known { snapshot, instances: instances.clone() });
+                instances
+            }
+        }
+    }
+
     fn choose(&self, tried: &[InstanceId]) -> Result<InstanceId, DirectoryFault> {
         if let Some(direct) = &self.direct {
             let again = DirectoryFault::NoneServing { endpoint: direct.endpoint.clone(), listed: 1 };
             return if tried.is_empty() { Ok(direct.clone()) } else { Err(again) };
         }
-        let known = self.instances();
+        let known = self.known();
         let listed = known.len();
         if listed == 0 {
             return Err(DirectoryFault::Unknown(self.endpoint.clone()));
         }
-        let untried = known.into_iter().filter(|view| !tried.contains(&view.id)).collect();
-        let mut candidates: Vec<Candidate> = self.shared.counts.change(|counts| {
-            let candidate = |instance: InstanceView| Candidate {
-                in_flight: counts.get(&instance.id).copied().unwrap_or(0),
-                instance,
-            };
+        let untried = known.iter().filter(|view| !tried.contains(&view.id)).cloned();
+        let candidates: Vec<Candidate> = self.shared.counts.change(|counts| {
+            let open = |id: &InstanceId| counts.get(id).copied().unwrap_or(0);
+            let candidate = |instance: Arc<InstanceView>| Candidate { in_flight: open(&instance.id), instance };
             callable(untried).into_iter().map(candidate).collect()
         });
         let turn = self.shared.turn.fetch_add(1, Ordering::Relaxed);
         match self.picker.pick(&candidates, turn, rand::random()) {
-            Some(at) => Ok(candidates.swap_remove(at).instance.id),
+            Some(at) => Ok(candidates[at].instance.id.clone()),
             None => Err(DirectoryFault::NoneServing { endpoint: self.endpoint.clone(), listed }),
         }
     }

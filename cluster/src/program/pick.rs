@@ -2,7 +2,7 @@
 //!
 //! Called by clients with candidates sorted by node. Never: looks at the directory or a clock.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use super::instances::InstanceView;
 use crate::discovery::NodeState;
@@ -11,7 +11,7 @@ use crate::discovery::NodeState;
 #[derive(Debug, Clone)]
 pub struct Candidate {
     /// Who it is, with its labels.
-    pub instance: InstanceView,
+    pub instance: Arc<InstanceView>,
     /// Requests that this client (and its clones) has open there.
     pub in_flight: usize,
 }
@@ -63,13 +63,13 @@ impl Picker {
 }
 
 /// Those that may be called: all that serve on living nodes, or, when there is none, those on suspected ones.
-pub(super) fn callable(instances: Vec<InstanceView>) -> Vec<InstanceView> {
-    let callable: Vec<InstanceView> = instances.into_iter().filter(InstanceView::is_callable).collect();
-    let alive = |view: &InstanceView| view.state == NodeState::Alive;
-    if !callable.iter().any(alive) {
-        return callable;
+pub(super) fn callable<V: Deref<Target = InstanceView>>(instances: impl Iterator<Item = V>) -> Vec<V> {
+    let mut callable: Vec<V> = instances.filter(|view| view.is_callable()).collect();
+    let alive = |view: &V| view.state == NodeState::Alive;
+    if callable.iter().any(alive) {
+        callable.retain(alive);
     }
-    callable.into_iter().filter(alive).collect()
+    callable
 }
 
 #[cfg(test)]
@@ -100,7 +100,7 @@ mod tests {
 
     fn candidates(loads: &[usize]) -> Vec<Candidate> {
         let candidate = |(at, load): (usize, &usize)| Candidate {
-            instance: instance(&format!("n{at}"), Lifecycle::Serving, NodeState::Alive),
+            instance: Arc::new(instance(&format!("n{at}"), Lifecycle::Serving, NodeState::Alive)),
             in_flight: *load,
         };
         loads.iter().enumerate().map(candidate).collect()
@@ -130,9 +130,10 @@ mod tests {
             instance("b", Serving, NodeState::Suspect),
             instance("c", Serving, NodeState::Unreachable),
         ];
-        let names = |views: Vec<InstanceView>| views.iter().map(|view| view.id.node.to_string()).collect::<Vec<_>>();
-        assert_eq!(names(callable(all.clone())), ["b"]);
+        let names =
+            |all: &[InstanceView]| callable(all.iter()).iter().map(|view| view.id.node.to_string()).collect::<Vec<_>>();
+        assert_eq!(names(&all), ["b"]);
         let with_alive = [all, vec![instance("d", Serving, NodeState::Alive)]].concat();
-        assert_eq!(names(callable(with_alive)), ["d"]);
+        assert_eq!(names(&with_alive), ["d"]);
     }
 }
