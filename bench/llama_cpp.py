@@ -93,9 +93,10 @@ def decode_once(server, batch, tokens):
 def speed(args):
     result = {"engine": "llama.cpp", "threads": args.threads}
     server = start(args.model, args.threads, 16)
-    for tokens in (128, 512, 2000):
+    wanted = [part.split("_") for part in args.only.split(",")]
+    for tokens in (int(number) for kind, number in wanted if kind == "prefill"):
         result[f"prefill_{tokens}"] = round(prefill(server, tokens, args.repeat), 1)
-    for batch in (1, 4, 8, 16):
+    for batch in (int(number[1:]) for kind, number in wanted if kind == "decode"):
         rates = [decode_once(server, batch, 96) for _ in range(args.repeat)]
         result[f"decode_b{batch}"] = round(statistics.median(rates), 1)
     print(json.dumps(result))
@@ -158,6 +159,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--only", default="prefill_128,prefill_512,prefill_2000,decode_b1,decode_b4,decode_b8,decode_b16")
     args = parser.parse_args()
     (speed if args.what == "speed" else greedy)(args)
     sys.stdout.flush()

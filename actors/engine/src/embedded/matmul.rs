@@ -16,8 +16,11 @@ use crate::contract::EngineError;
 pub(super) const GATE_UNIT: usize = 4;
 /// Columns of a tile: their sums for one panel stay in the first-level cache.
 const COLUMNS_TILE: usize = 64;
-/// Tasks per thread: small enough to even out, large enough that memory is read in long runs.
+/// Tasks per thread, at least: small enough to even out.
 const TASKS_PER_THREAD: usize = 4;
+/// Weight bytes of a task times its columns, at most, if it has more than one unit: 5 to 10 µs. The threads of a long
+/// product end together, and it is still long enough that starting a task costs nothing and memory is read in runs.
+const TASK_BYTES: usize = 128 << 10;
 
 /// One thread's sums, per thread.
 #[derive(Debug)]
@@ -84,7 +87,9 @@ impl Product<'_> {
         let tiles = count.div_ceil(COLUMNS_TILE);
         let units = panels.len() / unit;
         let shares = (turn.width() * TASKS_PER_THREAD).div_ceil(tiles.max(1));
-        let share = units.div_ceil(shares).max(1);
+        let unit_bytes = panels.first().map_or(0, |panel| self.arena.panel(*panel).bytes.len()) * unit;
+        let most = TASK_BYTES / (unit_bytes * COLUMNS_TILE.min(count)).max(1);
+        let share = units.div_ceil(shares).min(most).max(1);
         let task = |worker: usize, task: usize| {
             let first = task % tiles * COLUMNS_TILE;
             let columns = COLUMNS_TILE.min(count - first);

@@ -1,8 +1,8 @@
 //! The embedded engine: a Llama-architecture model on this machine's CPU.
 //!
 //! A file becomes repacked weights once (`gguf`, `hf`, `weights`, `repack`); every engine of the process shares them
-//! and one pool of threads (`compute`). An engine computes batches over its own cache (`forward`, `pass`, `kv_store`) with
-//! kernels that give the same bits on every CPU (`kernels`). Called by [`crate::loader::load`].
+//! and one pool of threads (`compute`). An engine computes batches over its own cache (`forward`, `pass`, `kv_store`)
+//! with kernels that give the same bits on every CPU (`kernels`). Called by [`crate::loader::load`].
 
 mod compute;
 mod config;

@@ -10,6 +10,7 @@ use std::arch::x86_64::*;
 use super::{
     Columns, ColumnsOut, Kernels, avx2,
     generic::{self, Attend, AttendScratch},
+    prefetch,
 };
 use crate::embedded::{
     quant::BLOCK,
@@ -196,6 +197,7 @@ unsafe fn tiles<const N: usize, const FOUR: bool>(w: &Weights<N>, x: &Columns, a
 unsafe fn q4<const N: usize>(panel: &[u8], x: &Columns, first: usize, acc: &mut [f32]) {
     acc.fill(0.0);
     for (index, block) in panel.chunks_exact(Form::Q4.block_bytes()).enumerate() {
+        prefetch(block);
         // SAFETY: the caller's promise.
         unsafe { tiles::<N, true>(&q4_weights(block), x, index * x.count + first, acc) };
     }
@@ -207,6 +209,7 @@ unsafe fn q4<const N: usize>(panel: &[u8], x: &Columns, first: usize, acc: &mut 
 unsafe fn q8<const N: usize>(panel: &[u8], x: &Columns, first: usize, acc: &mut [f32]) {
     acc.fill(0.0);
     for (index, block) in panel.chunks_exact(Form::Q8.block_bytes()).enumerate() {
+        prefetch(block);
         // SAFETY: the caller's promise.
         unsafe { tiles::<N, false>(&q8_weights(block), x, index * x.count + first, acc) };
     }

@@ -20,8 +20,8 @@ use super::{
 };
 use crate::loader::{Activations, KernelChoice};
 
-/// Activations as the kernels read them: numbers of 8 or 16 bits, a scale and a sum for each block of 32 of each column.
-/// All are ordered `[block][column]`.
+/// Activations as the kernels read them: numbers of 8 or 16 bits, a scale and a sum for each block of 32 of each
+/// column. All are ordered `[block][column]`.
 #[derive(Debug, Default)]
 pub(super) struct Columns {
     /// How many bits; says which of the next two is in use.
@@ -39,6 +39,22 @@ pub(super) struct Columns {
     pub(super) totals: Vec<i32>,
     /// Columns.
     pub(super) count: usize,
+}
+
+/// Bytes ahead of its use at which a weight is fetched. Weights are read once a step in the order of memory; the
+/// processor's own prefetching stops at each page and reached two thirds of the speed.
+#[cfg(target_arch = "x86_64")]
+const PREFETCH: usize = 2048;
+
+/// Fetches the block that lies [`PREFETCH`] bytes after `block`.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn prefetch(block: &[u8]) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    for line in (0..block.len()).step_by(64) {
+        // SAFETY: a hint, which touches no memory: any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(PREFETCH + line).cast()) };
+    }
 }
 
 /// Where number `i` of a block lies among its words. Its own inverse.

@@ -3,6 +3,7 @@
 //! Called through the table of kernels; calls the definitions in `generic` and the products. Pure.
 
 mod attention;
+mod eight_bit;
 mod products;
 
 pub(super) use self::attention::Avx2;
@@ -15,9 +16,9 @@ pub(super) fn kernels() -> Kernels {
     Kernels {
         name: "avx2",
         q4x8: products::q4::<false>,
-        q8x8: products::q8_bytes,
+        q8x8: eight_bit::q8_bytes,
         q4x16: products::q4::<true>,
-        q8x16: products::q8_words,
+        q8x16: eight_bit::q8_words,
         quantize,
         norm_scale,
         scaled_by,

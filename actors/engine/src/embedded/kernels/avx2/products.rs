@@ -1,31 +1,30 @@
-//! Products for AVX2: eight rows in a register, tiles of 16 rows by up to four columns.
+//! Four-bit weights on AVX2, and the tile that all products but one share: 16 rows by up to four columns.
 //!
-//! Eight-bit activations: four-bit weights stay below 16, so a product of two of them fits 16 bits eight times over
-//! and a block needs one widening at its end; eight-bit weights are multiplied as magnitudes with the sign moved to
-//! the activation. Sixteen-bit activations: weights are widened to 16 bits, even and odd bytes apart, and two
-//! products go to 32 bits in one instruction.
+//! A register holds eight rows. Eight-bit activations: weights stay below 16, so a product of two of them fits 16 bits
+//! eight times over and a block needs one widening at its end. Sixteen-bit activations: weights are widened to 16 bits,
+//! even and odd bytes apart, and two products go to 32 bits in one instruction.
 //! Called by the table of kernels. Pure.
 
 use std::arch::x86_64::*;
 
-use super::super::Columns;
+use super::super::{Columns, prefetch};
 use crate::embedded::{
     quant::BLOCK,
-    repack::{Form, PANEL_ROWS, Q4_NUMBERS, Q8_NUMBERS, STEP, VECTOR},
+    repack::{Form, PANEL_ROWS, Q4_NUMBERS, STEP, VECTOR},
 };
 
 /// Steps of four columns in a block.
-const STEPS: usize = BLOCK / STEP;
+pub(super) const STEPS: usize = BLOCK / STEP;
 /// Columns of one tile: its sums fill eight of sixteen registers.
-const TILE: usize = 4;
+pub(super) const TILE: usize = 4;
 
 /// One panel block, ready to be multiplied.
 #[repr(align(64))]
-struct Unpacked {
+pub(super) struct Unpacked {
     /// A vector of 64 bytes for each four bytes of activations.
-    numbers: [u8; 2 * BLOCK * PANEL_ROWS],
-    scales: [f32; PANEL_ROWS],
-    offsets: [f32; PANEL_ROWS],
+    pub(super) numbers: [u8; 2 * BLOCK * PANEL_ROWS],
+    pub(super) scales: [f32; PANEL_ROWS],
+    pub(super) offsets: [f32; PANEL_ROWS],
 }
 
 /// Loads 32 bytes at `bytes[at..]`.
@@ -34,7 +33,7 @@ struct Unpacked {
 /// `at + 32 <= bytes.len()`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn load(bytes: &[u8], at: usize) -> __m256i {
+pub(super) unsafe fn load(bytes: &[u8], at: usize) -> __m256i {
     debug_assert!(at + 32 <= bytes.len());
     // SAFETY: the caller's promise; unaligned loads are allowed.
     unsafe { _mm256_loadu_si256(bytes.as_ptr().add(at).cast()) }
@@ -46,7 +45,7 @@ unsafe fn load(bytes: &[u8], at: usize) -> __m256i {
 /// `at + 32 <= bytes.len()`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn store(bytes: &mut [u8], at: usize, value: __m256i) {
+pub(super) unsafe fn store(bytes: &mut [u8], at: usize, value: __m256i) {
     debug_assert!(at + 32 <= bytes.len());
     // SAFETY: the caller's promise; unaligned stores are allowed.
     unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().add(at).cast(), value) }
@@ -58,7 +57,7 @@ unsafe fn store(bytes: &mut [u8], at: usize, value: __m256i) {
 /// `at + 16 <= bytes.len()`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn halves(bytes: &[u8], at: usize) -> __m256 {
+pub(super) unsafe fn halves(bytes: &[u8], at: usize) -> __m256 {
     debug_assert!(at + 16 <= bytes.len());
     // SAFETY: the caller's promise; unaligned loads are allowed.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().add(at).cast())) }
@@ -70,7 +69,7 @@ unsafe fn halves(bytes: &[u8], at: usize) -> __m256 {
 /// `at` is below the number of blocks, and the columns' width is that of `WORDS`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn numbers<const WORDS: bool>(x: &Columns, at: usize) -> *const i8 {
+pub(super) unsafe fn numbers<const WORDS: bool>(x: &Columns, at: usize) -> *const i8 {
     debug_assert!(at < if WORDS { x.words.len() } else { x.bytes.len() });
     // SAFETY: the caller's promise.
     unsafe { if WORDS { x.words.as_ptr().add(at).cast() } else { x.bytes.as_ptr().add(at).cast() } }
@@ -82,7 +81,7 @@ unsafe fn numbers<const WORDS: bool>(x: &Columns, at: usize) -> *const i8 {
 /// They are within their block.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn spread(numbers: *const i8, step: usize) -> __m256i {
+pub(super) unsafe fn spread(numbers: *const i8, step: usize) -> __m256i {
     // SAFETY: the caller's promise; the read is unaligned.
     unsafe { _mm256_set1_epi32(numbers.cast::<i32>().add(step).read_unaligned()) }
 }
@@ -90,7 +89,7 @@ unsafe fn spread(numbers: *const i8, step: usize) -> __m256i {
 /// Adds products: pairs of bytes to sixteen 16-bit sums, or pairs of words to eight 32-bit ones.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn multiplied<const WORDS: bool>(sums: __m256i, w: __m256i, x: __m256i) -> __m256i {
+pub(super) fn multiplied<const WORDS: bool>(sums: __m256i, w: __m256i, x: __m256i) -> __m256i {
     if WORDS {
         _mm256_add_epi32(sums, _mm256_madd_epi16(w, x))
     } else {
@@ -108,7 +107,7 @@ fn widened<const WORDS: bool>(sums: __m256i) -> __m256i {
 /// `acc = fma(dot * scale of x, scales of w, acc)` for eight rows.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn scaled(dot: __m256i, x_scale: f32, w_scale: __m256, acc: __m256) -> __m256 {
+pub(super) fn scaled(dot: __m256i, x_scale: f32, w_scale: __m256, acc: __m256) -> __m256 {
     _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(x_scale)), w_scale, acc)
 }
 
@@ -132,13 +131,6 @@ fn nibbles<const WORDS: bool>(packed: __m256i) -> [__m256i; 4] {
     }
 }
 
-/// 32 eight-bit weights as two registers of words: even bytes, odd bytes.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn words(bytes: __m256i) -> [__m256i; 2] {
-    [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)]
-}
-
 /// Four-bit weights.
 ///
 /// # Safety
@@ -153,6 +145,7 @@ pub(super) unsafe fn q4<const WORDS: bool>(panel: &[u8], x: &Columns, first: usi
     let parts = if WORDS { 4 } else { 2 };
     let mut w = Unpacked { numbers: [0; _], scales: [0.0; _], offsets: [0.0; _] };
     for (index, block) in panel.chunks_exact(Form::Q4.block_bytes()).enumerate() {
+        prefetch(block);
         for pair in 0..STEPS / 2 {
             for half in 0..2 {
                 // SAFETY: a block has 256 packed bytes, which become 512 or 1,024.
@@ -179,7 +172,7 @@ pub(super) unsafe fn q4<const WORDS: bool>(panel: &[u8], x: &Columns, first: usi
 /// `at + 32 <= block.len()`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn widen(block: &[u8], at: usize, out: &mut [f32; PANEL_ROWS]) {
+pub(super) unsafe fn widen(block: &[u8], at: usize, out: &mut [f32; PANEL_ROWS]) {
     for half in 0..2 {
         // SAFETY: the caller's promise; `out` has two registers.
         unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(half * 8), halves(block, at + half * 16)) };
@@ -192,7 +185,12 @@ unsafe fn widen(block: &[u8], at: usize, out: &mut [f32; PANEL_ROWS]) {
 /// `at` plus the columns of `acc` is at most the blocks of `x`, whose width is that of `WORDS`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn tiles<const WORDS: bool, const OFFSET: bool>(w: &Unpacked, x: &Columns, at: usize, acc: &mut [f32]) {
+pub(super) unsafe fn tiles<const WORDS: bool, const OFFSET: bool>(
+    w: &Unpacked,
+    x: &Columns,
+    at: usize,
+    acc: &mut [f32],
+) {
     for (index, acc) in acc.chunks_mut(TILE * PANEL_ROWS).enumerate() {
         let at = at + index * TILE;
         // SAFETY: the caller's promise; the tile's columns are the length of `acc`.
@@ -261,6 +259,7 @@ unsafe fn q4_single<const WORDS: bool>(panel: &[u8], x: &Columns, first: usize, 
     let parts = if WORDS { 4 } else { 2 };
     let mut sums = [_mm256_setzero_ps(); 2];
     for (index, block) in panel.chunks_exact(Form::Q4.block_bytes()).enumerate() {
+        prefetch(block);
         let at = index * x.count + first;
         let mut dots = [[_mm256_setzero_si256(); 2]; 2];
         for pair in 0..STEPS / 2 {
@@ -292,131 +291,5 @@ unsafe fn q4_single<const WORDS: bool>(panel: &[u8], x: &Columns, first: usize, 
     for (half, sum) in sums.iter().enumerate() {
         // SAFETY: `acc` has 16 places.
         unsafe { _mm256_storeu_ps(acc.as_mut_ptr().add(half * 8), *sum) };
-    }
-}
-
-/// Eight-bit weights by sixteen-bit activations.
-///
-/// # Safety
-/// See `Kernels::panel`, which checks all bounds; the columns are of words.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn q8_words(panel: &[u8], x: &Columns, first: usize, acc: &mut [f32]) {
-    if acc.len() == PANEL_ROWS {
-        // SAFETY: the caller's promise.
-        return unsafe { q8_words_single(panel, x, first, acc) };
-    }
-    acc.fill(0.0);
-    let mut w = Unpacked { numbers: [0; _], scales: [0.0; _], offsets: [0.0; _] };
-    for (index, block) in panel.chunks_exact(Form::Q8.block_bytes()).enumerate() {
-        for step in 0..STEPS {
-            for half in 0..2 {
-                // SAFETY: a block has 512 bytes of numbers, which become 1,024.
-                unsafe {
-                    let [even, odd] = words(load(block, step * VECTOR + half * 32));
-                    store(&mut w.numbers, 2 * step * VECTOR + half * 32, even);
-                    store(&mut w.numbers, (2 * step + 1) * VECTOR + half * 32, odd);
-                }
-            }
-        }
-        // SAFETY: scales follow the numbers; the columns are as promised.
-        unsafe {
-            widen(block, Q8_NUMBERS, &mut w.scales);
-            tiles::<true, false>(&w, x, index * x.count + first, acc);
-        }
-    }
-}
-
-/// # Safety
-/// As for `q8_words`, with one column.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-unsafe fn q8_words_single(panel: &[u8], x: &Columns, first: usize, acc: &mut [f32]) {
-    let mut sums = [_mm256_setzero_ps(); 2];
-    for (index, block) in panel.chunks_exact(Form::Q8.block_bytes()).enumerate() {
-        let at = index * x.count + first;
-        let mut dots = [[_mm256_setzero_si256(); 2]; 2];
-        for step in 0..STEPS {
-            // SAFETY: the caller's promise; a block has 512 bytes of numbers.
-            unsafe {
-                let column = numbers::<true>(x, at);
-                let x = [spread(column, 2 * step), spread(column, 2 * step + 1)];
-                for (half, dots) in dots.iter_mut().enumerate() {
-                    let w = words(load(block, step * VECTOR + half * 32));
-                    dots[0] = multiplied::<true>(dots[0], w[0], x[0]);
-                    dots[1] = multiplied::<true>(dots[1], w[1], x[1]);
-                }
-            }
-        }
-        for half in 0..2 {
-            let dot = _mm256_add_epi32(dots[half][0], dots[half][1]);
-            // SAFETY: the caller's promise; scales follow the numbers.
-            unsafe {
-                let scale = halves(block, Q8_NUMBERS + half * 16);
-                sums[half] = scaled(dot, *x.scales.get_unchecked(at), scale, sums[half]);
-            }
-        }
-    }
-    for (half, sum) in sums.iter().enumerate() {
-        // SAFETY: `acc` has 16 places.
-        unsafe { _mm256_storeu_ps(acc.as_mut_ptr().add(half * 8), *sum) };
-    }
-}
-
-/// Eight-bit weights by eight-bit activations.
-///
-/// # Safety
-/// See `Kernels::panel`, which checks all bounds; the columns are of bytes.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn q8_bytes(panel: &[u8], x: &Columns, first: usize, acc: &mut [f32]) {
-    acc.fill(0.0);
-    for (index, block) in panel.chunks_exact(Form::Q8.block_bytes()).enumerate() {
-        let at = index * x.count + first;
-        for (tile, acc) in acc.chunks_mut(TILE * PANEL_ROWS).enumerate() {
-            let at = at + tile * TILE;
-            // SAFETY: the caller's promise; the tile's columns are the length of `acc`.
-            unsafe {
-                match acc.len() / PANEL_ROWS {
-                    4 => q8_bytes_tile::<4>(block, x, at, acc),
-                    3 => q8_bytes_tile::<3>(block, x, at, acc),
-                    2 => q8_bytes_tile::<2>(block, x, at, acc),
-                    _ => q8_bytes_tile::<1>(block, x, at, acc),
-                }
-            }
-        }
-    }
-}
-
-/// # Safety
-/// `acc` has `C` columns and `at + C <= x.bytes.len()`; `block` is one panel block.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-unsafe fn q8_bytes_tile<const C: usize>(block: &[u8], x: &Columns, at: usize, acc: &mut [f32]) {
-    let ones = _mm256_set1_epi16(1);
-    let mut dots = [[_mm256_setzero_si256(); 2]; C];
-    for step in 0..std::hint::black_box(STEPS) {
-        // SAFETY: a block has 512 bytes of numbers; columns as promised.
-        unsafe {
-            let w = [load(block, step * VECTOR), load(block, step * VECTOR + 32)];
-            let magnitude = w.map(|w| _mm256_abs_epi8(w));
-            for (column, dots) in dots.iter_mut().enumerate() {
-                let x = spread(numbers::<false>(x, at + column), step);
-                for half in 0..2 {
-                    // |w| is at most 128 and x at most 127: two products fit 16 bits.
-                    let pairs = _mm256_maddubs_epi16(magnitude[half], _mm256_sign_epi8(x, w[half]));
-                    dots[half] = _mm256_add_epi32(dots[half], _mm256_madd_epi16(pairs, ones));
-                }
-            }
-        }
-    }
-    for half in 0..2 {
-        // SAFETY: scales follow the numbers; `acc` has C columns of 16; columns as promised.
-        unsafe {
-            let scale = halves(block, Q8_NUMBERS + half * 16);
-            for (column, dots) in dots.iter().enumerate() {
-                let acc = acc.as_mut_ptr().add(column * PANEL_ROWS + half * 8);
-                let sum = scaled(dots[half], *x.scales.get_unchecked(at + column), scale, _mm256_loadu_ps(acc));
-                _mm256_storeu_ps(acc, sum);
-            }
-        }
     }
 }
