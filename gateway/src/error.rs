@@ -156,6 +156,7 @@ fn prompt_row(error: &PromptError) -> Row {
         PromptError::Refused(_) => bad("messages", "invalid_value"),
         PromptError::NotShown { param, .. } => bad(param, "unsupported_value"),
         PromptError::Empty => bad("prompt", "invalid_value"),
+        PromptError::Untokenizable(_) => (StatusCode::BAD_REQUEST, "invalid_value", None, None),
         PromptError::Model { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "model_error", None, None),
     }
 }

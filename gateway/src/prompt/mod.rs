@@ -32,6 +32,9 @@ pub enum PromptError {
     /// Nothing is left to complete.
     #[error("the prompt is empty")]
     Empty,
+    /// The tokenizer gives up on this text.
+    #[error("the text cannot be tokenized: {0}")]
+    Untokenizable(String),
     /// The model's own files are at fault, not the request.
     #[error("the model's {part} cannot be used: {reason}")]
     Model {

@@ -127,7 +127,7 @@ impl PromptModel {
     }
 
     fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>, PromptError> {
-        let bad = |error: tokenizers::Error| PromptError::Model { part: "tokenizer", reason: error.to_string() };
+        let bad = |error: tokenizers::Error| PromptError::Untokenizable(error.to_string());
         Ok(tokenizer.encode_fast(text, false).map_err(bad)?.get_ids().to_vec())
     }
 

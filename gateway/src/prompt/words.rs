@@ -29,6 +29,12 @@ const CACHES_MAX: usize = 64;
 /// How GPT-2 cuts text, which a `ByteLevel` step does when asked for its expression.
 const BYTE_LEVEL: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
+/// How Llama 3 cuts text.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// How Qwen 2 cuts text.
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// What both ways must agree on before this one is used.
 const SAMPLE: &str = "Hello, world!  It's 2024-05-06;\n\n\tfn main() {\r\n  let x = \"\u{e9}\u{301}\";  }   \n \u{a0}I'LL we'll \
     \u{c0}\u{df} \u{4f60}\u{597d}\u{ff0c}\u{4e16}\u{754c}123\u{663} \u{1f642}\u{1f44d}\u{1f3fd}\u{200d} \u{5e9}\u{5dc}\u{5d5}\u{5dd}\u{2028} \u{2167}\u{b2} 1234567 12 _a_b__ \u{0} $%^&*~` ...";
@@ -42,6 +48,17 @@ enum Cut {
     Numbers,
     /// What an expression matches.
     Pattern(Box<Regex>),
+    /// The same, of an expression of a known family: plain words and runs of white space need not be searched for.
+    Family(Box<Regex>, Family),
+}
+
+/// What expressions do with white space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    /// As GPT-2's: all white characters are alike.
+    Gpt2,
+    /// As Llama 3's and Qwen 2's: line ends are taken first.
+    Lines,
 }
 
 /// Words and their tokens.
@@ -148,6 +165,20 @@ impl WordEncoder {
                     piece(found.start(), found.end())?;
                 }
             }
+            Cut::Family(pattern, family) => {
+                let mut at = 0;
+                while at < text.len() {
+                    let (start, end) = match family.known(text, at) {
+                        Some(end) => (at, end),
+                        None => match pattern.find_from_pos(text, at).map_err(|error| bad(error.to_string()))? {
+                            Some(found) => (found.start(), found.end()),
+                            None => break,
+                        },
+                    };
+                    piece(start, end)?;
+                    at = end;
+                }
+            }
         }
         if from < text.len() { self.cut(rest, &text[from..], each) } else { Ok(()) }
     }
@@ -178,10 +209,44 @@ impl WordEncoder {
     }
 }
 
+impl Family {
+    /// The end of the match at `at`, where it is one of the two kinds that most are.
+    fn known(self, text: &str, at: usize) -> Option<usize> {
+        plain_word(text.as_bytes(), at).or_else(|| self.white_run(text, at))
+    }
+
+    /// Two or more white characters: as `\s+(?!\S)` all but the last, or all at the end of the text. Expressions that know
+    /// lines take everything up to the last line end first. The expression itself would try every length, one by one.
+    fn white_run(self, text: &str, at: usize) -> Option<usize> {
+        let (mut count, mut last, mut line_end, mut end) = (0, at, None, at);
+        for c in text[at..].chars().take_while(|c| c.is_whitespace()) {
+            (count, last, end) = (count + 1, end, end + c.len_utf8());
+            if matches!(c, '\r' | '\n') {
+                line_end = Some(end);
+            }
+        }
+        match (self, line_end) {
+            _ if count < 2 => None,
+            (Self::Lines, Some(line_end)) => Some(line_end),
+            _ if end == text.len() => Some(end),
+            _ => Some(last),
+        }
+    }
+}
+
+/// The end of the ASCII word at `at`, with or without a space before it, when it is certain what ends it: a letter of
+/// another script might go on with it.
+fn plain_word(text: &[u8], at: usize) -> Option<usize> {
+    let start = at + usize::from(text[at] == b' ');
+    let letters = text[start..].iter().take_while(|byte| byte.is_ascii_alphabetic()).count();
+    let end = start + letters;
+    (letters > 0 && text.get(end).is_none_or(u8::is_ascii)).then_some(end)
+}
+
 type Each<'a> = dyn FnMut(&str) -> Result<(), PromptError> + 'a;
 
 fn bad(reason: String) -> PromptError {
-    PromptError::Model { part: "tokenizer", reason }
+    PromptError::Untokenizable(reason)
 }
 
 /// The cuts of a pre-tokenizer, or `None` when one of its steps is not known here.
@@ -191,7 +256,14 @@ fn cuts(pre_tokenizer: &Json) -> Option<Vec<Cut>> {
         None => std::slice::from_ref(pre_tokenizer),
     };
     let (last, before) = steps.split_last()?;
-    let pattern = |text: &str| Some(Cut::Pattern(Box::new(Regex::new(text).ok()?)));
+    let pattern = |text: &str| {
+        let regex = Box::new(Regex::new(text).ok()?);
+        Some(match text {
+            BYTE_LEVEL => Cut::Family(regex, Family::Gpt2),
+            LLAMA3 | QWEN2 => Cut::Family(regex, Family::Lines),
+            _ => Cut::Pattern(regex),
+        })
+    };
     let mut cuts = Vec::new();
     for step in before {
         cuts.push(match step["type"].as_str()? {
@@ -251,17 +323,16 @@ mod tests {
         json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false})
     }
 
-    /// The steps of the families that are met: GPT-2, SmolLM, StarCoder, Llama 3, Qwen 2.
+    /// The steps of the families that are met: GPT-2, SmolLM, StarCoder, Llama 3, one that matches empty text, Qwen 2.
     fn families() -> Vec<Tokenizer> {
-        let llama = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-        let qwen = llama.replace("{1,3}", "");
         let digits = |individual: bool| json!({"type": "Digits", "individual_digits": individual});
         vec![
             tokenizer(Json::Null, &[byte_level(true)]),
             tokenizer(Json::Null, &[digits(true), byte_level(true)]),
             tokenizer(Json::Null, &[digits(false), byte_level(true)]),
-            tokenizer(Json::Null, &[split(llama), byte_level(false)]),
-            tokenizer(json!({"type": "NFC"}), &[split(&qwen), byte_level(false)]),
+            tokenizer(Json::Null, &[split(LLAMA3), byte_level(false)]),
+            tokenizer(Json::Null, &[split(r"\p{L}*|\s+"), byte_level(false)]),
+            tokenizer(json!({"type": "NFC"}), &[split(QWEN2), byte_level(false)]),
         ]
     }
 
@@ -285,12 +356,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_million_spaces_are_text() {
+        // The expression alone gives up on them.
+        let families = families();
+        for tokenizer in [&families[0], &families[3]] {
+            let encoder = WordEncoder::new(tokenizer).expect("known");
+            for white in [" ", "\u{a0}"] {
+                let ids = encoder.encode(tokenizer, &(white.repeat(1_100_000) + "x"));
+                assert!(ids.is_ok_and(|ids| ids.len() > 10_000));
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn ids_are_those_of_the_library(
             text in prop_oneof![
                 any::<String>(),
                 "[ \n\t\r'a-dA-D0-9é٣²Ⅷ\u{301}\u{a0}\u{2028}你🙂<|>.]{0,60}",
+                "[ \n\r\t\u{a0}\u{2028}x1.]{0,14}",
                 "( the| a|in|'ll|'s|12|  |\n\n){0,20}",
             ],
         ) {
