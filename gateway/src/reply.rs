@@ -31,7 +31,8 @@ pub(crate) fn document(bytes: Bytes, mut ticket: Ticket) -> Response {
 /// The reply to a fault.
 pub(crate) fn refuse(fault: &Fault, mut ticket: Ticket) -> Response {
     let answer = fault.answer();
-    if answer.status.is_server_error() {
+    // Overload and shutdown are news once, not once a request; the counters have them.
+    if answer.status.is_server_error() && answer.retry_after.is_none() {
         tracing::warn!(code = answer.code, message = %answer.message, "a request failed");
     }
     ticket.settle(Outcome::of(answer.status.as_u16()));

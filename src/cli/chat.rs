@@ -72,21 +72,26 @@ struct Session {
 
 impl Chat {
     pub(super) async fn run(self) -> Result<(), Failure> {
+        let piped = self.message.is_none() && !std::io::stdin().is_terminal();
+        let message = match &self.message {
+            Some(text) => Some(text.clone()),
+            None if piped => Some(std::io::read_to_string(std::io::stdin()).map_err(Failure::failed)?),
+            None => None,
+        };
+        if message.as_ref().is_some_and(|text| text.trim().is_empty()) {
+            return Err(Failure::Usage("the message is empty".to_owned()));
+        }
         let mut session = Session::open(self).await?;
-        let piped = !std::io::stdin().is_terminal();
-        match session.options.message.clone() {
+        match message {
+            Some(text) if piped => session.ask(text.trim()).await,
             Some(text) => session.ask(&text).await,
-            None if piped => {
-                let text = std::io::read_to_string(std::io::stdin()).map_err(Failure::failed)?;
-                session.ask(text.trim()).await
-            }
             None => session.converse().await,
         }
     }
 
     fn url(&self) -> Result<String, Failure> {
         if let Some(url) = &self.url {
-            return Ok(url.trim_end_matches('/').trim_end_matches("/v1").to_owned());
+            return Ok(base_url(url));
         }
         let node = local_node(self.data_dir.clone())?;
         let http = node.http.ok_or_else(|| {
@@ -97,6 +102,12 @@ impl Chat {
         })?;
         Ok(format!("http://{http}"))
     }
+}
+
+/// The gateway's address without `/v1`; without a scheme it is http.
+fn base_url(text: &str) -> String {
+    let text = text.trim().trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/');
+    if text.contains("://") { text.to_owned() } else { format!("http://{text}") }
 }
 
 impl Session {
@@ -299,4 +310,17 @@ fn plain(error: &reqwest::Error) -> String {
         cause = inner.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_is_found_however_its_address_is_written() {
+        for text in ["127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1", " 127.0.0.1:8000/v1/ "] {
+            assert_eq!(base_url(text), "http://127.0.0.1:8000");
+        }
+        assert_eq!(base_url("https://models.example/v1"), "https://models.example");
+    }
 }

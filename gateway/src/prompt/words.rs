@@ -20,11 +20,11 @@ use tokenizers::{Model as _, ModelWrapper, Tokenizer};
 use crate::{prompt::PromptError, text::table::char_of};
 
 /// Words kept; a cache that is full starts anew.
-const WORDS_MAX: usize = 1 << 16;
+const WORDS_MAX: usize = 1 << 15;
 /// Longest word kept.
 const WORD_BYTES_MAX: usize = 64;
 /// Caches kept for the next text; more texts at once than this use one that is thrown away.
-const CACHES_MAX: usize = 64;
+const CACHES_MAX: usize = 16;
 
 /// How GPT-2 cuts text, which a `ByteLevel` step does when asked for its expression.
 const BYTE_LEVEL: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
