@@ -161,6 +161,7 @@
 //! [`node::Node`] is what `starling up` runs, with [`config::Config`] as its settings. `ARCHITECTURE.md` in the source
 //! folder walks a request through it.
 
+mod api_keys;
 mod backend;
 pub mod cli;
 pub mod config;

@@ -29,6 +29,7 @@ use starling_ids::EndpointName;
 use thiserror::Error;
 
 use crate::{
+    api_keys::{self, ApiKeysError},
     backend::{ClusterBackend, NodeBackend},
     config::Config,
     control,
@@ -47,6 +48,9 @@ const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 /// Why a node did not start. Each message names the step's subject and what would be right.
 #[derive(Debug, Error)]
 pub enum StartError {
+    /// The file with the API keys.
+    #[error(transparent)]
+    ApiKeys(#[from] ApiKeysError),
     /// The metrics recorder, which a process has once.
     #[error("metrics: {0}")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
@@ -318,7 +322,8 @@ async fn start_http(
     let drain_ms_max = u64::try_from(config.drain.as_millis()).unwrap_or(u64::MAX);
     let settings = GatewayConfig::default();
     let connections_max = open_files::connections_max(settings.connections_max);
-    let settings = GatewayConfig { http, drain_ms_max, connections_max, ..settings };
+    let api_keys = config.api_keys_file.as_deref().map(api_keys::read).transpose()?.unwrap_or_default();
+    let settings = GatewayConfig { http, drain_ms_max, connections_max, api_keys, ..settings };
     let metrics = metrics.clone();
     let render = Arc::new(move || metrics.render());
     let supervisor = mesh.supervisor().child_supervisor("gateway", Policy::default()).await?;

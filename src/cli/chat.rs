@@ -8,6 +8,7 @@ use std::{
 
 use clap::Args;
 use futures::StreamExt;
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -47,6 +48,9 @@ pub(super) struct Chat {
     /// The gateway [default: the one of the node that runs here]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
+    /// Key for a gateway that asks for one
+    #[arg(long, value_name = "KEY", env = "STARLING_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
     /// Data folder of the node that runs here
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -102,6 +106,18 @@ impl Chat {
         })?;
         Ok(format!("http://{http}"))
     }
+
+    /// The key as a header that is never logged; no header without a key.
+    fn credentials(&self) -> Result<HeaderMap, Failure> {
+        let mut headers = HeaderMap::new();
+        if let Some(key) = &self.api_key {
+            let value = HeaderValue::from_str(&format!("Bearer {key}"));
+            let mut value = value.map_err(|_| Failure::Usage("--api-key: visible ASCII characters only".to_owned()))?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        Ok(headers)
+    }
 }
 
 /// The gateway's address without `/v1`; without a scheme it is http.
@@ -116,6 +132,7 @@ impl Session {
         let http = reqwest::Client::builder()
             .no_proxy()
             .connect_timeout(Duration::from_secs(5))
+            .default_headers(options.credentials()?)
             .build()
             .map_err(Failure::failed)?;
         let model = match &options.model {

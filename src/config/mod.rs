@@ -119,6 +119,8 @@ pub struct Config {
     pub data_dir: Option<PathBuf>,
     /// Key file; `None` is `cluster.key` of the data folder of `starling up`.
     pub key_file: Option<PathBuf>,
+    /// File with the API keys of the gateway; `None` leaves the API open.
+    pub api_keys_file: Option<PathBuf>,
     /// Members to join by, `host:port`.
     pub seeds: Vec<String>,
     /// Form of the log.
@@ -177,6 +179,7 @@ impl Config {
             drain: Duration::from_secs(read.number("drain-secs", 0..=86_400)?),
             data_dir: read.path("data-dir")?,
             key_file: read.path("key-file")?,
+            api_keys_file: read.path("api-keys-file")?,
             seeds: read.seeds()?,
             log: read.log()?,
             log_level: read.log_level()?,
