@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, ask};
+use crate::harness::{Cluster, ask, client};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -97,4 +97,25 @@ async fn a_stranger_without_the_key_learns_nothing() {
     assert_eq!(out.status.code(), Some(3), "{}", text(&out.stderr));
     assert!(out.stdout.is_empty());
     assert_eq!(node.chat(&ask(&node.model, "still here", 2)).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_with_a_key_file_answers_key_holders_only() {
+    let cluster = Cluster::new().await;
+    let keys = cluster.path().join("api-keys");
+    std::fs::write(&keys, "# team a\nsecret-of-team-a\n").unwrap();
+    let node = cluster.up("keyed", &["--engine", "simulated", "--api-keys-file", keys.to_str().unwrap()]).await;
+    let post = || client().post(node.url("/v1/chat/completions")).json(&ask("simulated", "hello", 4));
+    let told: Value = {
+        let stranger = post().send().await.unwrap();
+        assert_eq!(stranger.status(), 401);
+        stranger.json().await.unwrap()
+    };
+    assert!(told["error"]["message"].is_string() && !told.to_string().contains("secret-of-team-a"), "{told}");
+    assert_eq!(post().bearer_auth("secret-of-team-b").send().await.unwrap().status(), 401);
+    assert_eq!(post().bearer_auth("secret-of-team-a").send().await.unwrap().status(), 200);
+    let url = node.url("");
+    let mut chat = cluster.command(&["chat", "-m", "hello", "--max-tokens", "4", "--url", &url]);
+    let out = chat.env("STARLING_API_KEY", "secret-of-team-a").output().await.unwrap();
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
 }
