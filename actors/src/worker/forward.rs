@@ -30,6 +30,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// An engine that has not come round for this long is not vouched for.
 const STUCK: Duration = Duration::from_secs(10);
 
+/// What the client of a cut-off answer reads, whichever of the two it was.
+const WORKER_ENDED: &str = "the worker ended before the answer did: it is shutting down, or it failed and starts again";
+
 /// How often a subscriber hears of the load even if it stays as it is.
 pub(crate) const REPORT_EVERY: Duration = Duration::from_millis(200);
 
@@ -54,7 +57,7 @@ impl TypedEnd {
 impl Drop for TypedEnd {
     fn drop(&mut self) {
         if let Some(tx) = self.0.take() {
-            tx.fail(Fault::new(FaultKind::Internal, "the worker ended and is being restarted"));
+            tx.fail(Fault::new(FaultKind::Internal, WORKER_ENDED));
         }
     }
 }
@@ -114,7 +117,7 @@ pub(crate) async fn forward(stream: RequestStream) {
                     cancel.ended = true;
                     break Some(fault);
                 }
-                None => break Some(Fault::new(FaultKind::Internal, "the engine ended and is being restarted")),
+                None => break Some(Fault::new(FaultKind::Internal, WORKER_ENDED)),
             },
             _ = keep_alive.tick() => {
                 if cancel.port.pulse.age() < STUCK {
