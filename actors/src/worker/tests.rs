@@ -137,7 +137,7 @@ async fn an_engine_that_panics_ends_its_streams_with_a_fault_and_starts_again() 
     let rig = Rig::ready("worker-panic", TestModel::slow(2), 1).await;
     let running = rig.generate(spec(prompt(1, 40), 4_000)).await.expect("accepted");
     let error = rig.complete(spec(vec![1, 2, PANIC_TOKEN], 5)).await.expect_err("failed");
-    assert!(matches!(&error, GenerateError::WorkerLost { reason, .. } if reason.contains("restarted")), "{error:?}");
+    assert!(matches!(&error, GenerateError::WorkerLost { reason, .. } if reason.contains("starts again")), "{error:?}");
     assert!(matches!(all(running).await, Err(GenerateError::WorkerLost { .. })));
     eventually("restarted", restarted(&rig, "workers/0")).await;
     eventually("listed again", || !rig.node.client().models().is_empty()).await;
