@@ -199,6 +199,21 @@ impl Mesh {
         context: Context,
         body: Bytes,
     ) -> Result<Opened, StreamError> {
+        let opened = self.open_uncounted(node, incarnation, endpoint, context, body).await;
+        if let Err(error) = &opened {
+            error.count();
+        }
+        opened
+    }
+
+    async fn open_uncounted(
+        &self,
+        node: &NodeId,
+        incarnation: Incarnation,
+        endpoint: &EndpointName,
+        context: Context,
+        body: Bytes,
+    ) -> Result<Opened, StreamError> {
         if body.len() > limits::FRAME_PAYLOAD_MAX {
             return Err(StreamError::TooLarge { len: body.len(), limit: limits::FRAME_PAYLOAD_MAX });
         }

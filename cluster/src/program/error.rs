@@ -151,7 +151,9 @@ impl RequestFault {
 impl From<StreamError> for CallError {
     fn from(error: StreamError) -> Self {
         let request = match error {
-            StreamError::UnknownNode(node) => return DirectoryFault::Down(node).into(),
+            StreamError::UnknownNode(node) | StreamError::Down { node, .. } => {
+                return DirectoryFault::Down(node).into();
+            }
             StreamError::Stale { node, wanted, current } => {
                 return DirectoryFault::Stale { node, wanted, current }.into();
             }

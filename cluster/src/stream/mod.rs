@@ -18,7 +18,7 @@ mod tests;
 pub use channel::{STREAM_WINDOW_FRAMES, StreamRx, StreamTx, TrySendError};
 pub use context::Context;
 pub use endpoints::{Acceptor, Endpoints, Incoming, StreamHandler};
-pub use fault::{Fault, FaultKind, StreamError};
+pub use fault::{Advice, Fault, FaultKind, Layer, StreamError};
 
 use bytes::Bytes;
 
