@@ -11,6 +11,8 @@
 //! when told so itself. And it leaves out what a seed's address could confuse: see [`super::message`].
 
 mod announce;
+mod check;
+mod exchange;
 mod goodbye;
 mod names;
 
@@ -21,6 +23,7 @@ use std::{
     time::Duration,
 };
 
+pub use exchange::EXCHANGE_MAX;
 use foca::{Foca, Member, PostcardCodec, State, Timer};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use starling_ids::{Incarnation, NodeId};
@@ -68,7 +71,39 @@ pub enum Effect {
     Rumour(Rumour),
     /// The name is taken; the driver has fallen silent for good.
     Outranked(Outranked),
+    /// Exchange all that is known with this member over TCP: [`Driver::exchange_open`] says how to begin.
+    Exchange(Peer),
+    /// Find out over TCP whether this member lives, and say so through [`Driver::verified`] within
+    /// [`VERIFY_MAX`].
+    Verify(Peer),
+    /// Another living process claims this node's name and has lost to it. The process may be told of again.
+    NameClash(Identity),
 }
+
+/// A member to be reached over TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Who.
+    pub node: NodeId,
+    /// In which life.
+    pub incarnation: Incarnation,
+    /// Where its links and sessions arrive.
+    pub address: SocketAddr,
+}
+
+/// What a look over TCP has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// The member answered as itself.
+    Alive,
+    /// The host answered that nobody listens there: the process is gone.
+    Refused,
+    /// No answer in time, which may be the network's fault.
+    Silent,
+}
+
+/// Longest wait for the answer to [`Effect::Verify`]; a later one is taken for [`Proof::Silent`].
+pub const VERIFY_MAX: Duration = Duration::from_millis(1500);
 
 /// Why this node cannot be a member under its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,8 +178,32 @@ impl Driver {
 
     /// All members except this node, by name; down ones are not among them.
     #[must_use]
-    pub fn members(&self) -> &BTreeMap<NodeId, MemberView> {
-        &self.members
+    pub fn members(&self) -> BTreeMap<NodeId, MemberView> {
+        self.members.clone()
+    }
+
+    /// How many members there are beside this node.
+    #[must_use]
+    pub fn member_count(&self) -> usize {
+        self.members.len()
+    }
+
+    /// A number that two drivers share when they know the same members in the same lives, themselves included.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        let own = self.foca.identity();
+        let others = self.members.values().map(|member| (&member.node, member.incarnation));
+        let all = others.chain(own.node.as_ref().map(|node| (node, own.incarnation)));
+        all.fold(0, |sum, (node, incarnation)| {
+            let hash = twox_hash::XxHash3_64::oneshot_with_seed(incarnation.0, node.as_str().as_bytes());
+            sum.wrapping_add(hash)
+        })
+    }
+
+    /// What this driver knows of a name: the life, and whether that is down. In constant time.
+    #[must_use]
+    pub fn knows(&self, node: &NodeId) -> Option<(Incarnation, bool)> {
+        self.holder(node).map(|(identity, down)| (identity.incarnation, down))
     }
 
     /// What is to be done since the last call.

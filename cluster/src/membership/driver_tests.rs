@@ -119,7 +119,7 @@ impl Sim {
                 }
                 Effect::Outranked(why) => self.nodes[node].outranked = Some(why),
                 Effect::Rumour(rumour) => self.nodes[node].rumours.push(rumour),
-                Effect::MembersChanged => {}
+                Effect::MembersChanged | Effect::Exchange(_) | Effect::Verify(_) | Effect::NameClash(_) => {}
             }
         }
     }

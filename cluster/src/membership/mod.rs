@@ -38,7 +38,7 @@ use std::{collections::BTreeMap, sync::Arc};
 pub use actor::{MembershipArgs, MembershipHandle, OP_STATE, membership_child};
 pub use advertise::{AdvertiseError, choose as advertise};
 pub use claim::{Claim, ClaimError, claim};
-pub use driver::{Driver, Effect, MemberView, Outranked};
+pub use driver::{Driver, EXCHANGE_MAX, Effect, MemberView, Outranked, Peer, Proof, VERIFY_MAX};
 pub use identity::Identity;
 pub use message::Rumour;
 pub use seeds::resolve;

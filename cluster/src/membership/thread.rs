@@ -230,6 +230,7 @@ impl Gossip {
                 Effect::Send { to, payload } => self.socket.send(to, &payload),
                 Effect::MembersChanged => self.publish(None),
                 Effect::Rumour(rumour) => self.observer.rumour(rumour),
+                Effect::Exchange(_) | Effect::Verify(_) | Effect::NameClash(_) => {}
                 Effect::Outranked(why) => {
                     self.publish(Some(why));
                     self.over = true;
@@ -241,7 +242,7 @@ impl Gossip {
     }
 
     fn publish(&self, outranked: Option<super::Outranked>) {
-        let members = self.driver.members().clone();
+        let members = self.driver.members();
         count_members(members.len());
         let first = self.view.borrow().members.is_empty() && !members.is_empty();
         let view = Arc::new(MembershipView { members, outranked });
