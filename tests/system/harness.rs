@@ -38,6 +38,7 @@ pub(crate) fn model() -> PathBuf {
 }
 
 /// A temporary folder with a key, in which nodes live.
+#[derive(Debug)]
 pub(crate) struct Cluster {
     dir: tempfile::TempDir,
     _one: MutexGuard<'static, ()>,
@@ -68,7 +69,19 @@ impl Cluster {
 
     /// A command with an environment of its own: nothing of the developer's settings reaches it.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(binary());
+        self.command_in(None, args)
+    }
+
+    /// The same inside a network namespace. `ip` becomes the program, so its process id is the program's.
+    fn command_in(&self, namespace: Option<&str>, args: &[&str]) -> Command {
+        let mut command = match namespace {
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace]).arg(binary());
+                command
+            }
+            None => Command::new(binary()),
+        };
         command.args(args).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("HOME", self.path()).env("RUST_BACKTRACE", "1").kill_on_drop(true).stdin(Stdio::null());
         command
@@ -76,7 +89,13 @@ impl Cluster {
 
     /// Runs a verb to its end.
     pub(crate) async fn run(&self, args: &[&str]) -> Output {
-        tokio::time::timeout(PATIENCE, self.command(args).output()).await.expect("the verb ends").expect("it starts")
+        self.run_in(None, args).await
+    }
+
+    /// Runs a verb to its end inside a network namespace.
+    pub(crate) async fn run_in(&self, namespace: Option<&str>, args: &[&str]) -> Output {
+        let running = self.command_in(namespace, args).output();
+        tokio::time::timeout(PATIENCE, running).await.expect("the verb ends").expect("it starts")
     }
 
     /// A node with the simulated engine unless `args` say otherwise.
@@ -97,9 +116,17 @@ impl Cluster {
 
     /// Starts a node and does not wait for it.
     pub(crate) fn launch(&self, name: &str, verb: &[&str], args: &[&str]) -> Launched {
+        self.launch_in(None, name, verb, args)
+    }
+
+    /// The same inside a network namespace.
+    pub(crate) fn launch_in(&self, namespace: Option<&str>, name: &str, verb: &[&str], args: &[&str]) -> Launched {
         let (dir, key) = (self.data_dir(name), self.key());
         let mut all: Vec<&str> = verb.to_vec();
-        all.extend(["--name", name, "--data-dir", dir.to_str().unwrap()]);
+        all.extend(["--data-dir", dir.to_str().unwrap()]);
+        if !args.contains(&"--name") {
+            all.extend(["--name", name]);
+        }
         if !args.contains(&"--key-file") {
             all.extend(["--key-file", key.to_str().unwrap()]);
         }
@@ -109,7 +136,8 @@ impl Cluster {
         all.extend(args);
         let log = self.path().join(format!("{name}.log"));
         let stderr = std::fs::File::options().create(true).append(true).open(&log).unwrap();
-        let mut child = self.command(&all).stdout(Stdio::piped()).stderr(stderr).spawn().expect("the program starts");
+        let mut child =
+            self.command_in(namespace, &all).stdout(Stdio::piped()).stderr(stderr).spawn().expect("the program starts");
         let stdout = BufReader::new(child.stdout.take().unwrap());
         Launched { child, stdout, log }
     }
@@ -149,6 +177,7 @@ impl Cluster {
 }
 
 /// A process that may not be ready yet.
+#[derive(Debug)]
 pub(crate) struct Launched {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -192,6 +221,7 @@ impl Launched {
 }
 
 /// A running node.
+#[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) address: String,
