@@ -185,6 +185,21 @@ pub(crate) struct Launched {
 }
 
 impl Launched {
+    /// Waits until it is ready or has ended; in the second case its exit code and the end of its log.
+    pub(crate) async fn outcome(mut self) -> Result<Node, (Option<i32>, String)> {
+        let mut first = String::new();
+        let readable = async {
+            // An empty read is the end of the process.
+            while self.stdout.read_line(&mut first).await.unwrap_or(0) > 0 && !first.contains("ready ") {}
+        };
+        tokio::time::timeout(PATIENCE, readable).await.expect("it is ready or it ends");
+        if let Some(ready) = first.lines().find(|line| line.starts_with("ready ")) {
+            return Ok(self.node(ready));
+        }
+        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await.expect("it ends").unwrap();
+        Err((ended.code(), tail(&self.log)))
+    }
+
     /// Waits for the `ready` line.
     pub(crate) async fn ready(mut self) -> Node {
         let mut line = String::new();
@@ -202,6 +217,11 @@ impl Launched {
         let Ok(line) = tokio::time::timeout(PATIENCE, wait).await else {
             panic!("no `ready` line within {PATIENCE:?}:\n{}", tail(&self.log));
         };
+        self.node(&line)
+    }
+
+    /// The node of a `ready` line.
+    fn node(self, line: &str) -> Node {
         let field = |name: &str| {
             let found = line.split(' ').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
             found.unwrap_or_else(|| panic!("no {name}= in {line}")).to_owned()

@@ -55,7 +55,8 @@ async fn mesh_b_a_killed_node_started_again_is_alive_within_seconds() {
     let back = settled_for("alive again", PATIENCE, HOLD, || later_life(&lab, &rest, "w1", &address, 1)).await;
     seconds("B: killed and started again at once, alive everywhere after its start", back, 3.0);
     let again = again.ready().await;
-    settled("one cluster", PATIENCE, || lab.eyes.one_cluster(&[&seed, &again, &w2], &["seed", "w1", "w2"])).await;
+    settled("one cluster", PATIENCE, async || lab.eyes.one_cluster(&[&seed, &again, &w2], &["seed", "w1", "w2"]).await)
+        .await;
     lab.done();
 }
 
@@ -111,7 +112,8 @@ async fn mem_05_mesh_the_same_name_from_a_new_address_wins_within_seconds() {
     let back = settled_for("back on the first", PATIENCE, HOLD, || later_life(&lab, &rest, "w1", &home, 3)).await;
     seconds("killed, started at once on the first machine, alive everywhere after its start", back, 5.0);
     let w1 = launched.ready().await;
-    settled("one cluster", PATIENCE, || lab.eyes.one_cluster(&[&seed, &w1, &w2], &["seed", "w1", "w2"])).await;
+    settled("one cluster", PATIENCE, async || lab.eyes.one_cluster(&[&seed, &w1, &w2], &["seed", "w1", "w2"]).await)
+        .await;
     let served = async || seed.chat(&ask(&w1.model, "hello", 4)).await.0 == 200;
     until("it serves", Duration::from_secs(5), served).await;
     lab.done();

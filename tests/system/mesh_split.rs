@@ -78,10 +78,10 @@ async fn mem_01_03_mesh_a_node_cut_off_past_its_death_knows_it_is_alone_and_come
     until("the gateway is ready", PATIENCE, async || health().await == 200).await;
     lab.split(&[2], &[0, 1]);
     let cut = Instant::now();
-    settled("the cut node sees itself alone", PATIENCE, || lab.eyes.one_cluster(&[&c], &["c"])).await;
+    settled("the cut node sees itself alone", PATIENCE, async || lab.eyes.one_cluster(&[&c], &["c"]).await).await;
     seconds("MEM-03: a cut node lists nobody else after", cut.elapsed(), 10.0);
     until("its gateway is not ready", Duration::from_secs(5), async || health().await == 503).await;
-    settled("the others are two", PATIENCE, || lab.eyes.one_cluster(&[&a, &b], &["a", "b"])).await;
+    settled("the others are two", PATIENCE, async || lab.eyes.one_cluster(&[&a, &b], &["a", "b"]).await).await;
     tokio::time::sleep(lasting(15, 60).saturating_sub(cut.elapsed())).await;
     lab.heal();
     let whole = settled_for("one cluster", PATIENCE, HOLD, || lab.eyes.one_cluster(&all, &["a", "b", "c"])).await;

@@ -72,10 +72,10 @@ impl Rules {
         let to = head(packet)?.to;
         self.seen.datagram_max = self.seen.datagram_max.max(first.datagram.unwrap_or(0));
         self.seen.fragments += u64::from(first.fragment);
-        if self.capture && self.seen.captured.len() < CAPTURE_MAX {
+        let own = Some(entered) == self.host || Some(to) == self.host;
+        if self.capture && !own && self.seen.captured.len() < CAPTURE_MAX {
             self.seen.captured.extend_from_slice(packet);
         }
-        let own = Some(entered) == self.host || Some(to) == self.host;
         let lost = !own && (inside || self.cuts.contains(&(entered, to)) || self.draw() < self.loss);
         self.seen.dropped += u64::from(lost);
         self.seen.passed += u64::from(!lost);

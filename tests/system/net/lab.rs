@@ -94,7 +94,8 @@ impl Lab {
         let file = tun::open(&device).map_err(|error| format!("/dev/net/tun: {error}"))?;
         ip(&["link", "set", &device, "netns", namespace.name()])?;
         let add = format!("address add {address}/24 dev {device}");
-        namespace.configure(&[&add, &format!("link set {device} up")])?;
+        let (up, route) = (format!("link set {device} up"), format!("route add default dev {device}"));
+        namespace.configure(&[&add, &up, &route])?;
         self.fabric.plug(address, file);
         self.places.push(Place { namespace, ip: address });
         Ok(number)
@@ -181,6 +182,13 @@ impl Lab {
             Nat { inner: std::net::SocketAddrV4::new(ip, inner), outer: std::net::SocketAddrV4::new(outer, port) };
         self.fabric.rules(|rules| rules.nats.push(nat));
         outer
+    }
+
+    /// Takes a place off the network: it has loopback and nothing else.
+    pub(crate) fn unplug(&self, place: usize) {
+        let device = format!("sl{}n{place}", std::process::id());
+        let down = self.places[place].namespace.configure(&[&format!("link set {device} down")]);
+        assert_eq!(down, Ok(()));
     }
 
     /// The end of a test: no datagram was larger than any network carries. What was carried.

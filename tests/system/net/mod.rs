@@ -6,6 +6,7 @@
 pub(crate) mod eyes;
 pub(crate) mod fabric;
 pub(crate) mod figures;
+pub(crate) mod forward;
 pub(crate) mod lab;
 pub(crate) mod namespace;
 pub(crate) mod packet;
