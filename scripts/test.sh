@@ -22,6 +22,10 @@ if [ -x "$release" ] && [ -z "$(newer)" ]; then
     echo "system tests start $release" >&2
 fi
 
+# Tests that need a right which is not given say so here.
+skipped=${CARGO_TARGET_DIR:-target}/tmp/skipped.txt
+rm -f "$skipped"
+
 stage "tests"
 if cargo nextest --version >/dev/null 2>&1; then
     cargo nextest run --locked --workspace --no-fail-fast
@@ -38,3 +42,7 @@ python=$(scripts/venv.sh)
 "$python" tests/e2e/openai_sdk.py "${STARLING_TEST_BINARY:-target/debug/starling}" "$STARLING_TEST_MODEL"
 
 stage "all tests passed"
+if [ -s "$skipped" ]; then
+    echo "$(wc -l <"$skipped") of them did not run here:" >&2
+    cat "$skipped" >&2
+fi

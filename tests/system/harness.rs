@@ -59,6 +59,19 @@ impl Cluster {
         self.dir.path()
     }
 
+    /// The logs of a test that failed: short, or whole in a folder that stays when `STARLING_TEST_KEEP` is set.
+    fn show_logs(&mut self) {
+        for entry in std::fs::read_dir(self.path()).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.extension().is_some_and(|extension| extension == "log") {
+                eprintln!("--- {}\n{}", path.display(), tail(&path));
+            }
+        }
+        if std::env::var_os("STARLING_TEST_KEEP").is_some() {
+            self.dir.disable_cleanup(true);
+        }
+    }
+
     pub(crate) fn key(&self) -> PathBuf {
         self.path().join("cluster.key")
     }
@@ -133,6 +146,11 @@ impl Cluster {
         if !args.contains(&"--engine") {
             all.extend(["--engine", "simulated"]);
         }
+        let level = std::env::var_os("STARLING_TEST_LOG_LEVEL").unwrap_or_else(|| "info".into());
+        let level = level.to_str().expect("a log level").to_owned();
+        if !args.contains(&"--log-level") {
+            all.extend(["--log-level", &level]);
+        }
         all.extend(args);
         let log = self.path().join(format!("{name}.log"));
         let stderr = std::fs::File::options().create(true).append(true).open(&log).unwrap();
@@ -173,6 +191,14 @@ impl Cluster {
                 && row["node_state"] == "alive"
         };
         rows.iter().filter(serving).count()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.show_logs();
+        }
     }
 }
 

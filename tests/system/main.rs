@@ -2,7 +2,9 @@
 //!
 //! Each test makes its own cluster in a temporary folder on free ports, and waits for states with a deadline, never
 //! for a time. `STARLING_TEST_BINARY` names the program to start (default: the one cargo built beside the tests),
-//! `STARLING_TEST_MODEL` the model (default: the one `make model` brings).
+//! `STARLING_TEST_MODEL` the model (default: the one `make model` brings). Tests called `mesh_` put each node on a
+//! machine of its own, see [`net`]. A failed test prints the logs of its nodes; `STARLING_TEST_KEEP` keeps their folder,
+//! `STARLING_TEST_LOG_LEVEL` makes them say more. `STARLING_LONG=1` makes faults last as long as the bars ask.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails right there")]
 
 mod bad_input;

@@ -24,8 +24,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(25);
 #[derive(Debug, Clone)]
 pub(crate) struct Eyes {
     key: Arc<ClusterKey>,
-    links: Arc<AsyncMutex<HashMap<(SocketAddr, u32), Arc<ControlClient>>>>,
+    links: Arc<AsyncMutex<HashMap<Spot, Arc<ControlClient>>>>,
 }
+
+/// A node's address and process: a new process at an old address needs a new link.
+type Spot = (SocketAddr, u32);
 
 impl Eyes {
     pub(crate) fn new(key: &Path) -> Self {
@@ -42,7 +45,7 @@ impl Eyes {
         self.ask(spot(at), op::INSTANCES).await
     }
 
-    async fn ask<T: DeserializeOwned>(&self, at: (SocketAddr, u32), op: &str) -> Option<T> {
+    async fn ask<T: DeserializeOwned>(&self, at: Spot, op: &str) -> Option<T> {
         let asked = async {
             let kept = self.links.lock().await.get(&at).cloned();
             let link = match kept {
@@ -130,7 +133,7 @@ impl Eyes {
     }
 }
 
-fn spot(node: &Node) -> (SocketAddr, u32) {
+fn spot(node: &Node) -> Spot {
     (node.address.parse().expect("an address"), node.pid)
 }
 
