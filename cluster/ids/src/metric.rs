@@ -74,6 +74,7 @@ metrics! {
     GossipMembers Gauge "starling_gossip_members" "Members believed alive, this node included; not zero at rest."
     GossipPackets Counter "starling_gossip_packets_total" "Gossip packets by direction."
     GossipDropped Counter "starling_gossip_packets_dropped_total" "Gossip packets refused, by reason."
+    NameClashes Counter "starling_name_clashes_total" "Times another process claimed this node's name and was refused."
     StaleRefused Counter "starling_stale_incarnation_refused_total" "Messages about an earlier incarnation, refused."
     ActorRestarts Counter "starling_actor_restarts_total" "Actors restarted by their supervisor, by kind."
     ProgramRetries Counter "starling_program_retries_total" "Calls of programs sent to another instance."

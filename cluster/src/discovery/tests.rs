@@ -11,8 +11,8 @@ use tokio::{
 use super::*;
 use crate::{
     membership::{
-        Claim, ClaimError, MembershipArgs, MembershipHandle, MembershipView, bind_pair, claim, membership_child,
-        resolve, view_watch,
+        Claim, ClaimError, MembershipArgs, MembershipHandle, MembershipView, Proof, Visit, bind_pair, claim,
+        membership_child, resolve, view_watch,
     },
     security::SealKey,
     session::{Dial, Ops, SessionStream, SessionsHandle, control_child, hex, sessions_child},
@@ -94,6 +94,7 @@ async fn start(setup: Setup<'_>) -> Result<Site, ClaimError> {
         view: view.clone(),
         directory: directory.clone(),
         caller: sessions.caller(),
+        visit: visit(),
         ops,
     };
     root.add(membership_child(&membership, args)).await.unwrap();
@@ -109,6 +110,19 @@ fn first_record(node: &NodeId, incarnation: Incarnation, address: SocketAddr) ->
 fn dial() -> Dial {
     Arc::new(|_node, address| {
         Box::pin(async move { Ok(Box::new(TcpStream::connect(address).await?) as SessionStream) })
+    })
+}
+
+/// Without TLS whoever answers at the address is taken for the member.
+fn visit() -> Visit {
+    Arc::new(|peer| {
+        Box::pin(async move {
+            match TcpStream::connect(peer.address).await {
+                Ok(_) => Proof::Alive,
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Proof::Refused,
+                Err(_) => Proof::Silent,
+            }
+        })
     })
 }
 

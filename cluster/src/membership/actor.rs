@@ -1,7 +1,8 @@
 //! The Membership actor: owns the gossip thread and tells the directory who is here.
 //!
 //! Owns: the thread (joined when the state is dropped), one watcher task. Parent: the node's root. Children: none.
-//! Bound: one message for each change of this node's record or of the member list; list exchanges run as tasks.
+//! Bound: one message for each change of this node's record, each broken link and each question of an exchange;
+//! visits and exchanges run as tasks, [`TASKS_MAX`] at most.
 //! If it dies: gossip pauses for the restart; the others suspect this node, and the new thread refutes. The
 //! member list and the generation live in the arguments and are kept.
 
@@ -15,13 +16,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use foca::Member;
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use starling_ids::{Incarnation, NodeId};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     Identity, MembershipView, Rumour,
+    driver::{Peer, Proof},
+    outreach::{self, OP_EXCHANGE, Visit},
     thread::{Command, GossipThread, Observer, ThreadArgs},
 };
 use crate::{
@@ -32,11 +34,8 @@ use crate::{
     supervise::{ChildSpec, Handle, Restart, TaskOwner, Unavailable, child},
 };
 
-/// The operation that hands out the member list to a node that joins.
-pub const OP_STATE: &str = "membership/state";
-const STATE_WAIT: Duration = Duration::from_secs(2);
-/// Members in one list; about 60 bytes each, below the limit of a session message.
-const STATE_MEMBERS_MAX: usize = 2000;
+/// Visits and exchanges at a time: as many as the driver checks members, and a few.
+const TASKS_MAX: usize = 72;
 const LEAVE_WAIT: Duration = Duration::from_secs(2);
 
 /// What the Membership actor needs, for every start.
@@ -62,7 +61,9 @@ pub struct MembershipArgs {
     pub directory: DirectoryHandle,
     /// Asks other nodes.
     pub caller: Caller,
-    /// Where [`OP_STATE`] is served.
+    /// Finds out whether a member that does not answer gossip lives.
+    pub visit: Visit,
+    /// Where [`OP_EXCHANGE`] is served.
     pub ops: Ops,
 }
 
@@ -79,6 +80,14 @@ impl MembershipHandle {
         self.handle.cast(MembershipMsg::AnnounceVersion(version))
     }
 
+    /// A link to this member broke or could not be made: gossip looks at it at once. What is lost here, its next probe
+    /// finds.
+    pub fn doubt(&self, node: &NodeId, incarnation: Incarnation) {
+        if let Err(error) = self.handle.cast(MembershipMsg::Doubt(node.clone(), incarnation)) {
+            tracing::debug!(%node, %error, "nobody to tell of a broken link");
+        }
+    }
+
     /// Says goodbye to the cluster and ends the thread. The actor stays, silent.
     pub async fn leave(&self) -> Result<(), Unavailable> {
         self.handle.call(MembershipMsg::Leave, LEAVE_WAIT).await
@@ -90,7 +99,7 @@ impl MembershipHandle {
 pub fn membership_child(handle: &MembershipHandle, args: MembershipArgs) -> ChildSpec {
     let (inner, generation) = (handle.handle.clone(), handle.generation.clone());
     let for_ops = handle.handle.clone();
-    args.ops.serve(OP_STATE, Arc::new(move |_from, _body| Box::pin(export(for_ops.clone()))));
+    args.ops.serve(OP_EXCHANGE, Arc::new(move |_from, body| Box::pin(serve(for_ops.clone(), body))));
     child("membership", "membership", Restart::Permanent, &handle.handle, move || {
         let start = Start { args: args.clone(), handle: inner.clone(), generation: generation.clone() };
         (Membership, start)
@@ -100,9 +109,10 @@ pub fn membership_child(handle: &MembershipHandle, args: MembershipArgs) -> Chil
 /// What the actor is told.
 pub(crate) enum MembershipMsg {
     AnnounceVersion(u64),
-    Export(oneshot::Sender<Vec<Member<Identity>>>),
-    Import(Vec<Member<Identity>>),
-    FirstContact(NodeId),
+    Doubt(NodeId, Incarnation),
+    Exchange(Peer),
+    Visit(Peer),
+    Serve(Bytes, oneshot::Sender<Result<Bytes, Fault>>),
     Leave(RpcReplyPort<()>),
     ThreadEnded,
 }
@@ -119,7 +129,6 @@ struct Start {
 
 struct State {
     args: MembershipArgs,
-    handle: Handle<MembershipMsg>,
     thread: GossipThread,
     tasks: TaskOwner,
     left: bool,
@@ -133,9 +142,8 @@ impl Actor for Membership {
     async fn pre_start(&self, myself: ActorRef<MembershipMsg>, start: Start) -> Result<State, ActorProcessingErr> {
         let Start { args, handle, generation } = start;
         let known = generation.load(Ordering::Relaxed);
-        let identity =
-            Identity { generation: known, ..Identity::new(args.node.clone(), args.address, args.incarnation) };
-        let observer = Box::new(Relay { directory: args.directory.clone(), handle: handle.clone() });
+        let identity = Identity::new(args.node.clone(), args.address, args.incarnation).in_generation(known);
+        let observer = Box::new(Relay { directory: args.directory.clone(), handle });
         let (thread, ended) = GossipThread::start(ThreadArgs {
             identity,
             generation,
@@ -146,7 +154,7 @@ impl Actor for Membership {
             view: args.view.clone(),
             observer,
         })?;
-        let tasks = TaskOwner::new(8);
+        let tasks = TaskOwner::new(TASKS_MAX);
         let watched = tasks.tasks().spawn(async move {
             // Resolves with an error by design: the thread drops its end.
             let _ended = ended.await.is_err();
@@ -157,7 +165,7 @@ impl Actor for Membership {
         if !watched {
             return Err("the gossip thread cannot be watched".into());
         }
-        Ok(State { args, handle, thread, tasks, left: false })
+        Ok(State { args, thread, tasks, left: false })
     }
 
     async fn handle(
@@ -168,9 +176,10 @@ impl Actor for Membership {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             MembershipMsg::AnnounceVersion(version) => state.command(Command::AnnounceVersion(version)),
-            MembershipMsg::Export(reply) => state.command(Command::Export(reply)),
-            MembershipMsg::Import(members) => state.command(Command::Import(members)),
-            MembershipMsg::FirstContact(peer) => state.pull_list(peer),
+            MembershipMsg::Doubt(node, incarnation) => state.command(Command::Doubt(node, incarnation)),
+            MembershipMsg::Exchange(peer) => state.exchange(peer),
+            MembershipMsg::Visit(peer) => state.visit(peer),
+            MembershipMsg::Serve(question, reply) => state.serve(question, reply),
             MembershipMsg::Leave(reply) => state.leave(reply).await,
             MembershipMsg::ThreadEnded => return state.thread_ended(),
         }
@@ -188,24 +197,31 @@ impl State {
         }
     }
 
-    /// Gossip brings the list in seconds; asking for it brings all of it at once.
-    fn pull_list(&self, peer: NodeId) {
-        let (caller, handle) = (self.args.caller.clone(), self.handle.clone());
-        let started = self.tasks.tasks().spawn(async move {
-            match caller(peer.clone(), OP_STATE, Bytes::new(), STATE_WAIT).await {
-                Ok(list) => match rmp_serde::from_slice(&list) {
-                    Ok(members) => {
-                        if let Err(error) = handle.cast(MembershipMsg::Import(members)) {
-                            tracing::debug!(%error, "a member list came too late");
-                        }
-                    }
-                    Err(error) => tracing::warn!(%peer, %error, "a member list does not decode"),
-                },
-                Err(fault) => tracing::debug!(%peer, %fault, "no member list; gossip will bring it"),
+    fn exchange(&self, peer: Peer) {
+        let Some(commands) = self.thread.commands() else { return };
+        let exchange = outreach::exchange(self.args.caller.clone(), peer, commands);
+        if !self.tasks.tasks().spawn(exchange) {
+            self.command(Command::ExchangeFailed);
+        }
+    }
+
+    fn visit(&self, peer: Peer) {
+        let Some(commands) = self.thread.commands() else { return };
+        if !self.tasks.tasks().spawn(outreach::visit(self.args.visit.clone(), peer.clone(), commands)) {
+            self.command(Command::Verified(peer, Proof::Silent));
+        }
+    }
+
+    /// Dropping the reply tells the asker.
+    fn serve(&self, question: Bytes, reply: oneshot::Sender<Result<Bytes, Fault>>) {
+        let Some(commands) = self.thread.commands() else { return };
+        let served = self.tasks.tasks().spawn(async move {
+            if reply.send(outreach::serve(commands, question).await).is_err() {
+                tracing::debug!("the asker of an exchange no longer waits");
             }
         });
-        if !started {
-            tracing::debug!("a member list is being fetched already");
+        if !served {
+            tracing::debug!("too many exchanges at once");
         }
     }
 
@@ -235,17 +251,11 @@ async fn send_in_time(commands: &mpsc::Sender<Command>, command: Command) -> boo
     matches!(tokio::time::timeout(LEAVE_WAIT / 2, commands.send(command)).await, Ok(Ok(())))
 }
 
-/// Answers [`OP_STATE`]: what this node knows about members, alive first.
-async fn export(handle: Handle<MembershipMsg>) -> Result<Bytes, Fault> {
+/// Hands a question of an exchange to the actor, whose tasks end with it.
+async fn serve(handle: Handle<MembershipMsg>, question: Bytes) -> Result<Bytes, Fault> {
     let (reply, answer) = oneshot::channel();
-    handle.cast(MembershipMsg::Export(reply))?;
-    let unavailable = || Fault::new(FaultKind::Unavailable, "the gossip thread gives no answer");
-    let answer = tokio::time::timeout(STATE_WAIT, answer).await.map_err(|_| unavailable())?;
-    let mut members = answer.map_err(|_| unavailable())?;
-    members.sort_by_key(|member| !super::message::present(member.state()));
-    members.truncate(STATE_MEMBERS_MAX);
-    let encoded = rmp_serde::to_vec(&members).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))?;
-    Ok(encoded.into())
+    handle.cast(MembershipMsg::Serve(question, reply))?;
+    answer.await.map_err(|_| Fault::new(FaultKind::Unavailable, "membership is busy or was restarted"))?
 }
 
 /// Brings news from the thread to the actors.
@@ -255,16 +265,28 @@ struct Relay {
 }
 
 impl Observer for Relay {
-    fn members_changed(&self, view: &MembershipView, first: bool) {
+    fn members_changed(&self) {
         self.directory.members_changed();
-        if let Some(peer) = view.members.keys().next().filter(|_| first)
-            && let Err(error) = self.handle.cast(MembershipMsg::FirstContact(peer.clone()))
-        {
-            tracing::debug!(%error, "first contact without an actor to tell");
-        }
     }
 
     fn rumour(&self, rumour: Rumour) {
         self.directory.hear(rumour);
+    }
+
+    fn visit(&self, peer: Peer) {
+        self.tell(MembershipMsg::Visit(peer));
+    }
+
+    fn exchange(&self, peer: Peer) {
+        self.tell(MembershipMsg::Exchange(peer));
+    }
+}
+
+impl Relay {
+    /// While the actor restarts its thread is another one too.
+    fn tell(&self, message: MembershipMsg) {
+        if let Err(error) = self.handle.cast(message) {
+            tracing::debug!(%error, "gossip without an actor to tell");
+        }
     }
 }

@@ -90,10 +90,20 @@ pub async fn claim(claim: Claim<'_>) -> Result<Incarnation, ClaimError> {
         }
     }
     match rival {
-        Some(Identity { address, incarnation, .. }) => {
+        Some(holder) => {
+            tell_the_holder(&mut socket, &holder, Identity::new(claim.node.clone(), claim.address, incarnation));
+            let (address, incarnation) = (holder.address(), holder.incarnation);
             Err(ClaimError::Taken { name: claim.node.clone(), address, incarnation })
         }
         None => Ok(incarnation),
+    }
+}
+
+/// Its operator should hear of a second process under the name too. Sent more than once: packets get lost.
+fn tell_the_holder(socket: &mut SealedSocket, holder: &Identity, rival: Identity) {
+    match message::word(&Word::Rival(rival)) {
+        Ok(word) => (0..3).for_each(|_| socket.send(holder.address(), &word)),
+        Err(error) => tracing::error!(%error, "a gossip word does not encode"),
     }
 }
 

@@ -2,34 +2,46 @@
 //!
 //! Called by the gossip thread and, on a virtual clock, by the simulation; calls foca. Pure: `now` is the time
 //! since some moment before the start, randomness is one seed. Bounds: the member list, one timer of each
-//! kind and suspect, effects drained after each call.
+//! kind and down member, the news that waits, [`check::CHECKS_MAX`] checks, effects drained after each call.
 //!
-//! Around foca stand six habits of its own. It announces to the seeds and to down members for ever, also when
-//! all members are down. It says goodbye to each member itself. It declares a suspect down only while the member is still suspect in the suspected
-//! incarnation. After a pause of its own process it postpones all timers, so that a frozen node does not accuse
-//! the others. It tells a node that speaks under a taken name who holds that name, and falls silent
-//! when told so itself. And it leaves out what a seed's address could confuse: see [`super::message`].
+//! foca probes, lists members, refutes and rejoins. Around it stand habits of the driver's own:
+//!
+//! - It judges each update first and shows foca only news (`learn`), because foca searches its list for each.
+//! - It tells news itself, deaths before joins (`News`), and states as a whole over TCP (`exchange`).
+//! - foca never suspects. The driver repeats an unanswered probe, then checks the member by all ways there are, and declares it
+//!   down only if it could have heard it: see `check`.
+//! - It announces to the seeds and to down members for ever, says goodbye to each member itself, tells a node that
+//!   speaks under a taken name who holds that name, and falls silent when told so itself.
+//! - After a pause of its own process it starts its timers and checks anew, so that a frozen node does not accuse the others.
 
 mod announce;
 mod check;
+mod effects;
 mod exchange;
 mod goodbye;
+mod learn;
+mod lifeline;
 mod names;
+mod probe;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::SocketAddr,
     sync::mpsc,
     time::Duration,
 };
 
+pub use effects::{Effect, MemberView, Outranked, Peer, Proof, VERIFY_MAX};
 pub use exchange::EXCHANGE_MAX;
 use foca::{Foca, Member, PostcardCodec, State, Timer};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use starling_ids::{Incarnation, NodeId};
 
+use self::{check::Checks, exchange::Schedule, lifeline::Lifeline, probe::Probe};
 use super::{
     Identity,
+    identity::NameKey,
+    index::Index,
     message::{self, Opened, Rumour},
     rumours::RumourBook,
     runtime::Outbox,
@@ -39,80 +51,10 @@ use crate::security::Dropped;
 
 /// The driver wants to be ticked at least this often; a longer silence is a pause of the process.
 const TICK_MAX: Duration = Duration::from_millis(100);
+/// A gap of this length means that what others said meanwhile may be lost: nothing counts that was waited for.
 const PAUSE_MIN: Duration = Duration::from_millis(2 * sizing::PROBE_PERIOD.as_millis() as u64);
-const SCAN: Duration = Duration::from_millis(200);
-
-/// A member other than this node, as gossip sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemberView {
-    /// Who.
-    pub node: NodeId,
-    /// In which life.
-    pub incarnation: Incarnation,
-    /// Where its gossip, links and sessions arrive.
-    pub address: SocketAddr,
-    /// Whether it failed a probe and has not refuted that yet.
-    pub suspect: bool,
-}
-
-/// What the driver asks its owner to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
-    /// Seal this payload and send it.
-    Send {
-        /// Where to.
-        to: SocketAddr,
-        /// What.
-        payload: Vec<u8>,
-    },
-    /// [`Driver::members`] has changed.
-    MembersChanged,
-    /// A record elsewhere has a new version.
-    Rumour(Rumour),
-    /// The name is taken; the driver has fallen silent for good.
-    Outranked(Outranked),
-    /// Exchange all that is known with this member over TCP: [`Driver::exchange_open`] says how to begin.
-    Exchange(Peer),
-    /// Find out over TCP whether this member lives, and say so through [`Driver::verified`] within
-    /// [`VERIFY_MAX`].
-    Verify(Peer),
-    /// Another living process claims this node's name and has lost to it. The process may be told of again.
-    NameClash(Identity),
-}
-
-/// A member to be reached over TCP.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
-    /// Who.
-    pub node: NodeId,
-    /// In which life.
-    pub incarnation: Incarnation,
-    /// Where its links and sessions arrive.
-    pub address: SocketAddr,
-}
-
-/// What a look over TCP has shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Proof {
-    /// The member answered as itself.
-    Alive,
-    /// The host answered that nobody listens there: the process is gone.
-    Refused,
-    /// No answer in time, which may be the network's fault.
-    Silent,
-}
-
-/// Longest wait for the answer to [`Effect::Verify`]; a later one is taken for [`Proof::Silent`].
-pub const VERIFY_MAX: Duration = Duration::from_millis(1500);
-
-/// Why this node cannot be a member under its name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outranked {
-    /// Who holds the name, where that is known.
-    pub holder: Option<Identity>,
-    /// Whether the holder is down: then it was an earlier life of this node, whose counter is lost.
-    pub down: bool,
-}
+/// A gap of this length is a stutter: what is waited for may take as much longer.
+const LATE_MIN: Duration = Duration::from_millis(3 * TICK_MAX.as_millis() as u64);
 
 /// SWIM for one node.
 pub struct Driver {
@@ -121,20 +63,27 @@ pub struct Driver {
     rumours: mpsc::Receiver<Rumour>,
     rng: StdRng,
     seeds: Vec<SocketAddr>,
-    members: BTreeMap<NodeId, MemberView>,
+    index: Index,
+    /// Members that this node took for down while it was cut off itself; nobody was told.
+    unshared: BTreeSet<u64>,
+    probe: Option<Probe>,
+    checks: Checks,
+    lifeline: Lifeline,
+    exchange: Schedule,
     class: usize,
     now: Duration,
+    next_gossip: Duration,
     next_seeds: Duration,
     next_down: Duration,
-    next_scan: Duration,
     rejoins: VecDeque<Duration>,
+    clash_told: Duration,
     silent: bool,
     effects: Vec<Effect>,
 }
 
 impl std::fmt::Debug for Driver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Driver({:?}, {} members)", self.foca.identity(), self.members.len())
+        write!(f, "Driver({:?}, {} members)", self.foca.identity(), self.index.active())
     }
 }
 
@@ -145,7 +94,7 @@ impl Driver {
         let (told, rumours) = mpsc::channel();
         let mut rng = StdRng::seed_from_u64(seed);
         let inner = StdRng::seed_from_u64(rng.random());
-        let class = sizing::class(1);
+        let class = sizing::class(1, 0);
         Self {
             foca: Foca::with_custom_broadcast(
                 identity,
@@ -158,13 +107,19 @@ impl Driver {
             rumours,
             rng,
             seeds: Vec::new(),
-            members: BTreeMap::new(),
+            index: Index::default(),
+            unshared: BTreeSet::new(),
+            probe: None,
+            checks: Checks::default(),
+            lifeline: Lifeline::default(),
+            exchange: Schedule::default(),
             class,
             now,
+            next_gossip: now,
             next_seeds: now,
             next_down: now + announce::ALONE,
-            next_scan: now,
             rejoins: VecDeque::new(),
+            clash_told: Duration::ZERO,
             silent: false,
             effects: Vec::new(),
         }
@@ -176,34 +131,33 @@ impl Driver {
         self.foca.identity()
     }
 
-    /// All members except this node, by name; down ones are not among them.
+    /// All members except this node, by name; down ones are not among them. Made for each call.
     #[must_use]
     pub fn members(&self) -> BTreeMap<NodeId, MemberView> {
-        self.members.clone()
+        self.foca.iter_members().filter_map(view).collect()
     }
 
-    /// How many members there are beside this node.
+    /// How many members there are beside this node. In constant time.
     #[must_use]
     pub fn member_count(&self) -> usize {
-        self.members.len()
+        self.index.active()
     }
 
-    /// A number that two drivers share when they know the same members in the same lives, themselves included.
+    /// A number that two drivers share when they know the same members in the same lives, themselves included. In
+    /// constant time.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
-        let own = self.foca.identity();
-        let others = self.members.values().map(|member| (&member.node, member.incarnation));
-        let all = others.chain(own.node.as_ref().map(|node| (node, own.incarnation)));
-        all.fold(0, |sum, (node, incarnation)| {
-            let hash = twox_hash::XxHash3_64::oneshot_with_seed(incarnation.0, node.as_str().as_bytes());
-            sum.wrapping_add(hash)
-        })
+        self.index.fingerprint(self.foca.identity())
     }
 
     /// What this driver knows of a name: the life, and whether that is down. In constant time.
     #[must_use]
     pub fn knows(&self, node: &NodeId) -> Option<(Incarnation, bool)> {
-        self.holder(node).map(|(identity, down)| (identity.incarnation, down))
+        let own = self.foca.identity();
+        if own.node.as_ref() == Some(node) {
+            return Some((own.incarnation, false));
+        }
+        self.index.get(NameKey::of(node).number()).map(|known| (known.incarnation(), !known.is_active()))
     }
 
     /// What is to be done since the last call.
@@ -214,14 +168,19 @@ impl Driver {
     /// When [`Driver::tick`] wants to be called next, at the latest.
     #[must_use]
     pub fn next_tick(&self) -> Duration {
-        let latest = self.now + TICK_MAX;
-        self.outbox.timers.next().map_or(latest, |at| at.min(latest))
+        let mut next = self.now + TICK_MAX;
+        let gossip = self.has_news().then_some(self.next_gossip);
+        let due = [self.outbox.timers.next(), gossip, self.next_probe_step(), self.checks.next(), self.exchange.next()];
+        for at in due.into_iter().flatten() {
+            next = next.min(at);
+        }
+        next
     }
 
     /// Replaces the addresses to announce to; the next tick announces if nobody is known.
     pub fn set_seeds(&mut self, seeds: Vec<SocketAddr>) {
         self.seeds = seeds;
-        if self.members.is_empty() {
+        if self.index.active() == 0 {
             self.next_seeds = self.now;
         }
     }
@@ -229,13 +188,21 @@ impl Driver {
     /// Fires what is due.
     pub fn tick(&mut self, now: Duration) {
         self.observe(now);
+        self.watch_probe();
         while let Some(timer) = self.outbox.timers.pop_due(now) {
-            if self.may_fire(&timer) {
-                let outcome = self.foca.handle_timer(timer, &mut self.outbox);
-                Self::note("timer", outcome);
+            match &timer {
+                Timer::ProbeRandomMember(_) => self.conclude_probe(),
+                Timer::RemoveDown(id) => self.forget(id),
+                _ => {}
             }
+            let outcome = self.foca.handle_timer(timer, &mut self.outbox);
+            Self::note("timer", outcome);
+            self.adopt_probe();
         }
+        self.run_checks();
         self.announce_when_due();
+        self.exchange_when_due();
+        self.gossip_when_due();
         self.settle();
     }
 
@@ -244,9 +211,11 @@ impl Driver {
         self.observe(now);
         match message::open(payload)? {
             Opened::Word(word) => self.hear(from, word),
-            Opened::Swim { packet, header, updates } => {
+            Opened::Swim { header, updates, head, tail } => {
                 if self.name_is_clear(from, &header.src, &updates) {
-                    let outcome = self.foca.handle_data(packet, &mut self.outbox);
+                    self.take_in(&header, updates);
+                    let shown = message::without_updates(head, tail, &header.message);
+                    let outcome = self.foca.handle_data(&shown, &mut self.outbox);
                     Self::note("packet", outcome);
                 }
             }
@@ -274,18 +243,11 @@ impl Driver {
     /// All that is known about members, down ones included, for a node that joins.
     #[must_use]
     pub fn export(&self) -> Vec<Member<Identity>> {
-        let own = Member::alive(self.foca.identity().clone());
-        self.foca.iter_membership_state().cloned().chain([own]).collect()
+        self.foca.iter_membership_state().cloned().chain([self.own_member()]).collect()
     }
 
-    /// Learns what another node has exported. It is not passed on: the others know it already.
-    pub fn import(&mut self, known: Vec<Member<Identity>>, now: Duration) {
-        self.observe(now);
-        let own = self.foca.identity().clone();
-        let others = known.into_iter().filter(|member| member.id().node.is_some() && member.id().node != own.node);
-        let outcome = self.foca.apply_many(others, false, &mut self.outbox);
-        Self::note("import", outcome);
-        self.settle();
+    fn own_member(&self) -> Member<Identity> {
+        Member::new(self.foca.identity().clone(), self.outbox.own_swim, State::Alive)
     }
 
     /// Takes note of the time, and of a pause since the last time.
@@ -293,35 +255,49 @@ impl Driver {
         let gone = now.saturating_sub(self.now);
         self.now = self.now.max(now);
         self.outbox.now = self.now;
+        if gone < LATE_MIN {
+            return;
+        }
         if gone < PAUSE_MIN {
+            self.lifeline.stutter();
+            self.checks.postpone(gone);
             return;
         }
         tracing::warn!(paused_ms = gone.as_millis(), "gossip was paused; its timers are postponed by as much");
         self.outbox.timers.postpone(gone);
+        self.probe = None;
+        self.restart_checks();
         self.next_seeds = self.now;
         self.next_down = self.now;
         let outcome = self.foca.gossip(&mut self.outbox);
         Self::note("gossip after a pause", outcome);
     }
 
-    /// foca would tell a member that has refuted in time that it is down, and that member would rejoin for nothing.
-    fn may_fire(&self, timer: &Timer<Identity>) -> bool {
-        let Timer::ChangeSuspectToDown { member_id, incarnation, .. } = timer else { return true };
-        self.foca.iter_membership_state().any(|member| {
-            member.id() == member_id && member.incarnation() == *incarnation && member.state() == State::Suspect
-        })
+    fn has_news(&self) -> bool {
+        self.outbox.news.len() > 0 || self.foca.updates_backlog() > 0 || self.foca.custom_broadcast_backlog() > 0
+    }
+
+    /// Sends what is news to three members drawn at random.
+    fn gossip_when_due(&mut self) {
+        if self.now >= self.next_gossip && self.has_news() {
+            self.next_gossip = self.now + sizing::settings(self.class).gossip;
+            let outcome = self.foca.gossip(&mut self.outbox);
+            Self::note("gossip", outcome);
+        }
     }
 
     /// Turns what foca has said during a call into effects.
     fn settle(&mut self) {
-        if self.outbox.rejoined {
-            self.outbox.rejoined = false;
+        if std::mem::take(&mut self.outbox.rejoined) {
             self.rejoined();
         }
-        if self.outbox.members_changed || self.now >= self.next_scan {
-            self.outbox.members_changed = false;
-            self.next_scan = self.now + SCAN;
-            self.refresh_members();
+        self.adopt_probe();
+        for suspect in std::mem::take(&mut self.outbox.suspects) {
+            self.begin_check(suspect, self.now);
+        }
+        if std::mem::take(&mut self.outbox.members_changed) {
+            self.resize();
+            self.effects.push(Effect::MembersChanged);
         }
         for rumour in self.rumours.try_iter() {
             self.effects.push(Effect::Rumour(rumour));
@@ -332,16 +308,12 @@ impl Driver {
         }
     }
 
-    fn refresh_members(&mut self) {
-        let now: BTreeMap<NodeId, MemberView> = self.foca.iter_members().filter_map(view).collect();
-        let class = sizing::class(now.len() + 1);
+    fn resize(&mut self) {
+        self.exchange.members_are(self.index.active(), self.now);
+        let class = sizing::class(self.index.active() + 1, self.class);
         if class != self.class {
             self.class = class;
             Self::note("sizing", self.foca.set_config(sizing::config(class)));
-        }
-        if now != self.members {
-            self.members = now;
-            self.effects.push(Effect::MembersChanged);
         }
     }
 
@@ -354,8 +326,9 @@ impl Driver {
 }
 
 fn view(member: &Member<Identity>) -> Option<(NodeId, MemberView)> {
-    let Identity { node, address, incarnation, .. } = member.id().clone();
-    let node = node?;
+    let id = member.id();
+    let node = id.node.clone()?;
+    let (incarnation, address) = (id.incarnation, id.address());
     let suspect = member.state() == State::Suspect;
     Some((node.clone(), MemberView { node, incarnation, address, suspect }))
 }

@@ -25,7 +25,10 @@ pub mod boot;
 mod claim;
 mod driver;
 mod identity;
+mod index;
 mod message;
+mod news;
+mod outreach;
 mod rumours;
 mod runtime;
 mod seeds;
@@ -35,12 +38,13 @@ mod thread;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-pub use actor::{MembershipArgs, MembershipHandle, OP_STATE, membership_child};
+pub use actor::{MembershipArgs, MembershipHandle, membership_child};
 pub use advertise::{AdvertiseError, choose as advertise};
 pub use claim::{Claim, ClaimError, claim};
 pub use driver::{Driver, EXCHANGE_MAX, Effect, MemberView, Outranked, Peer, Proof, VERIFY_MAX};
 pub use identity::Identity;
 pub use message::Rumour;
+pub use outreach::{OP_EXCHANGE, Visit, visit_by_tls};
 pub use seeds::resolve;
 pub use socket::bind_pair;
 use starling_ids::NodeId;
@@ -52,6 +56,8 @@ pub struct MembershipView {
     pub members: BTreeMap<NodeId, MemberView>,
     /// Set when somebody else holds this node's name; then gossip has ended.
     pub outranked: Option<Outranked>,
+    /// Another living process that last claimed this node's name, and lost to it.
+    pub rival: Option<Identity>,
 }
 
 /// A watch for [`MembershipView`], empty.

@@ -1,13 +1,13 @@
 //! Where foca puts what it wants done: packets, timers, changes.
 //!
 //! Called by foca during a call of the driver, emptied by the driver after it. Pure. Bounds: what one call yields;
-//! timers are one of each kind and one for each suspect and down member.
+//! timers are one of each kind and one for each down member.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use foca::{Notification, Runtime, Timer};
+use foca::{Codec, Header, Message, Notification, PostcardCodec, Runtime, Timer};
 
-use super::{Identity, message};
+use super::{Identity, message, news::News};
 
 /// Collected during one call.
 #[derive(Debug, Default)]
@@ -17,11 +17,39 @@ pub(super) struct Outbox {
     pub(super) timers: Timers,
     pub(super) members_changed: bool,
     pub(super) rejoined: bool,
+    /// News about members; goes with each packet that can carry it.
+    pub(super) news: News,
+    /// How often this node has refuted a suspicion in its generation, as its packets say.
+    pub(super) own_swim: u16,
+    /// Whom foca has begun to probe, and under which number.
+    pub(super) probe: Option<(Identity, u8)>,
+    /// Whom foca wants to be down after a while. The driver judges that itself.
+    pub(super) suspects: Vec<Identity>,
 }
 
 impl Outbox {
     pub(super) fn send(&mut self, to: SocketAddr, payload: Vec<u8>) {
         self.sends.push((to, payload));
+    }
+
+    /// A packet of foca, with news.
+    fn send_swim(&mut self, to: &Identity, packet: &[u8]) {
+        let mut rest = packet;
+        let header: Header<Identity> = match PostcardCodec.decode_header(&mut rest) {
+            Ok(header) => header,
+            Err(error) => return tracing::error!(%error, "a packet of this node does not decode"),
+        };
+        self.own_swim = header.src_incarnation;
+        if let Message::Ping(number) = header.message {
+            self.probe = Some((header.dst, number));
+        }
+        let payload = if message::carries_updates(&header.message) {
+            let news = &mut self.news;
+            message::swim_with(packet, packet.len() - rest.len(), |room, out| news.fill(room, out))
+        } else {
+            message::swim(packet)
+        };
+        self.send(to.address(), payload);
     }
 }
 
@@ -37,11 +65,14 @@ impl Runtime<Identity> for Outbox {
     }
 
     fn send_to(&mut self, to: Identity, data: &[u8]) {
-        self.send(to.address, message::swim(data));
+        self.send_swim(&to, data);
     }
 
     fn submit_after(&mut self, event: Timer<Identity>, after: Duration) {
-        self.timers.add(self.now + after, event);
+        match event {
+            Timer::ChangeSuspectToDown { member_id, .. } => self.suspects.push(member_id),
+            event => self.timers.add(self.now + after, event),
+        }
     }
 }
 

@@ -15,15 +15,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use foca::Member;
-use starling_ids::Metric;
+use bytes::Bytes;
+use starling_ids::{Incarnation, Metric, NodeId};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
 };
 
 use super::{
-    Driver, Effect, Identity, MembershipView, Rumour, seeds,
+    Driver, Effect, Identity, MembershipView, Outranked, Rumour,
+    driver::{Peer, Proof},
+    seeds,
     socket::{SealedSocket, count_dropped},
 };
 use crate::security::SealKey;
@@ -35,21 +37,35 @@ const RESOLVE_EVERY: Duration = Duration::from_secs(30);
 /// A node with seeds that is still alone says so after this long, and again after each [`COMPLAIN_AGAIN`].
 const COMPLAIN_AFTER: Duration = Duration::from_secs(5);
 const COMPLAIN_AGAIN: Duration = Duration::from_secs(60);
+/// In clusters of more members than this the list is published no more often than in [`PUBLISH_EVERY`]: it costs about a
+/// millisecond for 10,000 members, and everybody who watches it some more.
+const PUBLISH_AT_ONCE_MAX: usize = 200;
+const PUBLISH_EVERY: Duration = Duration::from_millis(50);
 
 /// What the thread is told to do.
 pub(super) enum Command {
     AnnounceVersion(u64),
-    Export(oneshot::Sender<Vec<Member<Identity>>>),
-    Import(Vec<Member<Identity>>),
+    Doubt(NodeId, Incarnation),
+    Verified(Peer, Proof),
+    ExchangeOpen(oneshot::Sender<Vec<u8>>),
+    /// `None`: not a question.
+    ExchangeServe(Bytes, oneshot::Sender<Option<Vec<u8>>>),
+    /// `None`: it is over.
+    ExchangeNext(Bytes, oneshot::Sender<Option<Vec<u8>>>),
+    ExchangeFailed,
     Leave(oneshot::Sender<()>),
 }
 
 /// What the thread tells; called on the thread, must not block.
 pub(super) trait Observer: Send + 'static {
-    /// The member list has changed; `first` when it was empty before.
-    fn members_changed(&self, view: &MembershipView, first: bool);
+    /// The member list has changed.
+    fn members_changed(&self);
     /// A record has a new version.
     fn rumour(&self, rumour: Rumour);
+    /// Somebody should find out over TCP whether this member lives, and say so with [`Command::Verified`].
+    fn visit(&self, peer: Peer);
+    /// Somebody should exchange states with this member.
+    fn exchange(&self, peer: Peer);
 }
 
 /// What the thread needs.
@@ -116,6 +132,11 @@ struct Gossip {
     generation: Arc<AtomicU32>,
     view: Arc<watch::Sender<Arc<MembershipView>>>,
     observer: Box<dyn Observer>,
+    /// Since when a change waits to be published.
+    unpublished: bool,
+    next_publish: Instant,
+    outranked: Option<Outranked>,
+    rival: Option<Identity>,
     over: bool,
 }
 
@@ -135,6 +156,10 @@ impl Gossip {
             generation,
             view,
             observer,
+            unpublished: false,
+            next_publish: Instant::now(),
+            outranked: None,
+            rival: None,
             over: false,
         })
     }
@@ -142,9 +167,12 @@ impl Gossip {
     /// Until told to leave, outranked, or the actor is gone.
     async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
         // A node that knows nobody is a member too.
-        count_members(self.driver.members().len());
+        count_members(self.driver.member_count());
         while !self.over {
-            let tick_at = tokio::time::Instant::from_std(self.epoch + self.driver.next_tick());
+            let mut tick_at = self.epoch + self.driver.next_tick();
+            if self.unpublished {
+                tick_at = tick_at.min(self.next_publish);
+            }
             tokio::select! {
                 biased;
                 command = inbox.recv() => match command {
@@ -158,7 +186,7 @@ impl Gossip {
                     }
                 }
                 Some(resolved) = self.resolving.join_next() => self.resolved(resolved),
-                () = tokio::time::sleep_until(tick_at) => {}
+                () = tokio::time::sleep_until(tick_at.into()) => {}
             }
             let now = self.epoch.elapsed();
             self.driver.tick(now);
@@ -173,11 +201,19 @@ impl Gossip {
         let now = self.epoch.elapsed();
         match command {
             Command::AnnounceVersion(version) => self.driver.announce_version(version),
-            Command::Export(reply) => {
-                // The asker may have given up; nothing depends on it.
-                let _gone = reply.send(self.driver.export()).is_err();
+            Command::Doubt(node, incarnation) => self.driver.suspect_hint(&node, incarnation, now),
+            Command::Verified(peer, proof) => self.driver.verified(&peer.node, peer.incarnation, proof, now),
+            // Askers may have given up; nothing depends on it.
+            Command::ExchangeOpen(reply) => drop(reply.send(self.driver.exchange_open())),
+            Command::ExchangeServe(question, reply) => {
+                let answer = self.driver.exchange_serve(&question, now);
+                drop(reply.send(answer.inspect_err(|dropped| count_dropped(*dropped)).ok()));
             }
-            Command::Import(members) => self.driver.import(members, now),
+            Command::ExchangeNext(answer, reply) => {
+                let next = self.driver.exchange_next(&answer, now);
+                drop(reply.send(next.inspect_err(|dropped| count_dropped(*dropped)).unwrap_or(None)));
+            }
+            Command::ExchangeFailed => self.driver.exchange_failed(now),
             Command::Leave(reply) => {
                 self.driver.leave(now);
                 self.perform();
@@ -192,7 +228,7 @@ impl Gossip {
         if now < self.next_resolve || self.seeds.is_empty() || !self.resolving.is_empty() {
             return;
         }
-        let alone = self.driver.members().is_empty();
+        let alone = self.driver.member_count() == 0;
         self.next_resolve = now + if alone { RESOLVE_ALONE } else { RESOLVE_EVERY };
         let seeds = self.seeds.clone();
         self.resolving.spawn(async move { seeds::resolve(&seeds).await });
@@ -201,7 +237,7 @@ impl Gossip {
     /// Nothing else tells an operator that a joining node is talking to the wind.
     fn complain_when_due(&mut self) {
         let now = Instant::now();
-        if self.seeds.is_empty() || !self.driver.members().is_empty() {
+        if self.seeds.is_empty() || self.driver.member_count() > 0 {
             self.next_complaint = now + COMPLAIN_AFTER;
         } else if now >= self.next_complaint {
             self.next_complaint = now + COMPLAIN_AGAIN;
@@ -215,7 +251,7 @@ impl Gossip {
     fn resolved(&mut self, resolved: Result<Vec<std::net::SocketAddr>, tokio::task::JoinError>) {
         match resolved {
             Ok(addresses) if !addresses.is_empty() => {
-                let own = self.driver.identity().address;
+                let own = self.driver.identity().address();
                 self.driver.set_seeds(addresses.into_iter().filter(|seed| *seed != own).collect());
             }
             // Names may resolve again later; until then the addresses known so far stay.
@@ -228,26 +264,49 @@ impl Gossip {
         for effect in self.driver.take_effects() {
             match effect {
                 Effect::Send { to, payload } => self.socket.send(to, &payload),
-                Effect::MembersChanged => self.publish(None),
+                Effect::MembersChanged => self.unpublished = true,
                 Effect::Rumour(rumour) => self.observer.rumour(rumour),
-                Effect::Exchange(_) | Effect::Verify(_) | Effect::NameClash(_) => {}
+                Effect::Exchange(peer) => self.observer.exchange(peer),
+                Effect::Verify(peer) => self.observer.visit(peer),
+                Effect::NameClash(rival) => self.clash(rival),
                 Effect::Outranked(why) => {
-                    self.publish(Some(why));
+                    self.outranked = Some(why);
+                    self.publish();
                     self.over = true;
                 }
             }
+        }
+        let small = self.driver.member_count() <= PUBLISH_AT_ONCE_MAX;
+        if self.unpublished && (small || Instant::now() >= self.next_publish) {
+            self.publish();
         }
         // A thread that follows this one starts above all that this one was known as.
         self.generation.fetch_max(self.driver.identity().generation.saturating_add(1), Ordering::Relaxed);
     }
 
-    fn publish(&self, outranked: Option<super::Outranked>) {
+    /// The other process is told by gossip. This node's operator hears it from here, once for each rival.
+    fn clash(&mut self, rival: Identity) {
+        metrics::counter!(Metric::NameClashes.name()).increment(1);
+        if self.rival.as_ref().is_some_and(|known| known.same_process(&rival)) {
+            return;
+        }
+        let (address, incarnation) = (rival.address(), rival.incarnation);
+        tracing::warn!(
+            %address, %incarnation,
+            "another process claims the name of this node and was refused; give it another --name or stop it"
+        );
+        self.rival = Some(rival);
+        self.publish();
+    }
+
+    fn publish(&mut self) {
+        self.unpublished = false;
+        self.next_publish = Instant::now() + PUBLISH_EVERY;
         let members = self.driver.members();
         count_members(members.len());
-        let first = self.view.borrow().members.is_empty() && !members.is_empty();
-        let view = Arc::new(MembershipView { members, outranked });
-        self.view.send_replace(view.clone());
-        self.observer.members_changed(&view, first);
+        let view = MembershipView { members, outranked: self.outranked.clone(), rival: self.rival.clone() };
+        self.view.send_replace(Arc::new(view));
+        self.observer.members_changed();
     }
 }
 

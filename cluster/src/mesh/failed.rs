@@ -37,7 +37,7 @@ impl Failed {
     fn outranked(node: &NodeId, why: &Outranked) -> Self {
         match &why.holder {
             Some(holder) if why.down => Self::Outlived { node: node.clone(), past: holder.incarnation },
-            holder => Self::Taken { node: node.clone(), holder: holder.as_ref().map(|holder| holder.address) },
+            holder => Self::Taken { node: node.clone(), holder: holder.as_ref().map(|holder| holder.address()) },
         }
     }
 }

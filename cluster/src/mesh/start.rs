@@ -13,7 +13,7 @@ use crate::{
     config::ClusterConfig,
     discovery::{DirectoryArgs, DirectoryHandle, NodeRecord, directory_child},
     link::{CONTROL_ENDPOINT, ControlEndpoint, LinkLayer, LinkSetup},
-    membership::{MembershipArgs, MembershipHandle, membership_child, view_watch},
+    membership::{MembershipArgs, MembershipHandle, membership_child, view_watch, visit_by_tls},
     program::Programs,
     security::{Alpn, SealKey, Tls},
     session::{Dial, Ops, SessionStream, SessionsHandle, control_child, hex, sessions_child},
@@ -44,7 +44,7 @@ impl Start {
         let membership = MembershipHandle::default();
         let sessions = SessionsHandle::new(self.config.name.clone(), self.incarnation, ops.clone(), directory.watch());
         let handlers = start_handlers(&root).await?;
-        let setup = self.link_setup(&endpoints, &handlers, &directory, &sessions);
+        let setup = self.link_setup(&endpoints, &handlers, (&directory, &membership), &sessions);
         let links = LinkLayer::start(&root, setup).await?;
         let cookie = hex(&self.config.key.derive("session-cookie"));
         root.add(sessions_child(&sessions, cookie, self.session_dial())).await?;
@@ -69,6 +69,7 @@ impl Start {
             view,
             directory: directory.clone(),
             caller,
+            visit: visit_by_tls(self.tls.clone()),
             ops,
         };
         root.add(membership_child(&membership, args)).await?;
@@ -108,10 +109,10 @@ impl Start {
         &self,
         endpoints: &Endpoints,
         handlers: &Tasks,
-        directory: &DirectoryHandle,
+        (directory, membership): (&DirectoryHandle, &MembershipHandle),
         sessions: &SessionsHandle,
     ) -> LinkSetup {
-        let (for_reach, for_sessions) = (directory.clone(), sessions.clone());
+        let (for_reach, for_sessions, membership) = (directory.clone(), sessions.clone(), membership.clone());
         LinkSetup {
             hello: Hello::new(Party::Node, self.config.name.clone(), self.incarnation, self.config.software.clone()),
             tls: self.tls.clone(),
@@ -119,7 +120,12 @@ impl Start {
             endpoints: endpoints.clone(),
             handlers: handlers.clone(),
             snapshots: directory.watch(),
-            reach: Arc::new(move |node, _incarnation, reachable| for_reach.set_reachable(node.clone(), reachable)),
+            reach: Arc::new(move |node, incarnation, reachable| {
+                for_reach.set_reachable(node.clone(), reachable);
+                if !reachable {
+                    membership.doubt(node, incarnation);
+                }
+            }),
             sessions: Arc::new(move |connection, from| for_sessions.accept(Box::new(connection), from)),
         }
     }

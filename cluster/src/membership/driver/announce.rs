@@ -18,7 +18,7 @@ const DOWN_AT_ONCE: usize = 3;
 
 impl Driver {
     pub(super) fn announce_when_due(&mut self) {
-        let period = if self.foca.num_members() == 0 { ALONE } else { IN_COMPANY };
+        let period = if self.index.active() == 0 { ALONE } else { IN_COMPANY };
         if self.now >= self.next_seeds {
             self.next_seeds = self.now + period;
             for seed in self.seeds_without_a_member() {
@@ -35,8 +35,13 @@ impl Driver {
 
     /// Behind the address of a member stands that member: it needs no announcement.
     fn seeds_without_a_member(&self) -> Vec<SocketAddr> {
-        let members: BTreeSet<SocketAddr> = self.members.values().map(|member| member.address).collect();
-        self.seeds.iter().copied().filter(|seed| !members.contains(seed)).collect()
+        let mut seeds: BTreeSet<SocketAddr> = self.seeds.iter().copied().collect();
+        if !seeds.is_empty() {
+            self.foca.iter_members().for_each(|member| {
+                seeds.remove(&member.id().address());
+            });
+        }
+        seeds.into_iter().collect()
     }
 
     fn announce(&mut self, to: Identity) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use foca::{Member, State};
 
-use super::Driver;
+use super::{Driver, learn::PassOn};
 use crate::membership::{
     Identity,
     message::{Word, present},
@@ -23,7 +23,9 @@ impl Driver {
     /// Says goodbye. The driver is of no use afterwards.
     pub fn leave(&mut self, now: Duration) {
         self.observe(now);
-        let mut told: Vec<_> = self.members.values().map(|member| (member.suspect, member.address)).collect();
+        let members = self.foca.iter_members();
+        let mut told: Vec<_> =
+            members.map(|member| (member.state() == State::Suspect, member.id().address())).collect();
         // Those that look alive first.
         told.sort_by_key(|(suspect, _)| *suspect);
         let goodbye = Word::Leaving(self.foca.identity().clone());
@@ -42,10 +44,9 @@ impl Driver {
 
     /// A member has said goodbye. A word about another life than the one known here changes nothing.
     pub(super) fn left(&mut self, who: &Identity) {
-        let known = self.foca.iter_membership_state().find(|member| member.id().same_process(who));
+        let known = self.find(who.key()).filter(|member| member.id().same_process(who));
         let Some(known) = known.filter(|known| present(known.state()) && !known.id().beats(who)) else { return };
         let down = Member::new(known.id().clone(), known.incarnation(), State::Down);
-        let outcome = self.foca.apply_many(std::iter::once(down), true, &mut self.outbox);
-        Self::note("goodbye", outcome);
+        self.learn(vec![down], PassOn::Yes);
     }
 }

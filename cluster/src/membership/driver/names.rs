@@ -10,12 +10,15 @@ use starling_ids::NodeId;
 use super::{Driver, Effect, Outranked};
 use crate::membership::{
     Identity,
+    identity::NameKey,
     message::{self, Word, present},
 };
 
 /// This many rejoins within [`CLASH_WINDOW`] are no network trouble: somebody else holds the name.
 const CLASH_REJOINS: usize = 6;
 const CLASH_WINDOW: Duration = Duration::from_secs(10);
+/// Holders of names are told of their rivals no more often than this, by one node.
+const CLASH_TELL: Duration = Duration::from_millis(200);
 
 impl Driver {
     /// Answers a question about a name, or learns that the own one is taken.
@@ -27,6 +30,7 @@ impl Driver {
             }
             Word::Outranked(holder, down) => self.defer_to(&holder, down),
             Word::Leaving(who) => self.left(&who),
+            Word::Rival(rival) => self.told_of_rival(rival),
             // Answers are for a node that has not joined yet.
             Word::Holder(..) => {}
         }
@@ -45,7 +49,7 @@ impl Driver {
         if own.node.as_ref() == Some(node) {
             return Some((own.clone(), false));
         }
-        let known = self.foca.iter_membership_state().find(|member| member.id().node.as_ref() == Some(node))?;
+        let known = self.find(NameKey::of(node).number())?;
         Some((known.id().clone(), !present(known.state())))
     }
 
@@ -54,7 +58,7 @@ impl Driver {
         let own = self.foca.identity().clone();
         let claims = std::iter::once((src, false)).chain(updates.iter().map(|m| (m.id(), !present(m.state()))));
         for (claim, down) in claims {
-            if claim.node == own.node && !claim.same_process(&own) && claim.beats(&own) {
+            if claim.key() == own.key() && !claim.same_process(&own) && claim.beats(&own) {
                 self.defer_to(claim, down);
                 return false;
             }
@@ -62,9 +66,14 @@ impl Driver {
         if src.same_process(&own) {
             return false;
         }
+        // Nearly always the sender is who it is known to be, and nobody needs to search for it.
+        if self.index.get(src.key()).is_some_and(|known| known.is(src)) {
+            return true;
+        }
         let holder = src.node.as_ref().and_then(|node| self.holder(node));
         match holder {
             Some((holder, down)) if !holder.same_process(src) && holder.beats(src) => {
+                self.tell_of_rival(&holder, down, src);
                 self.say(from, &Word::Outranked(holder, down));
                 false
             }
@@ -72,10 +81,31 @@ impl Driver {
         }
     }
 
-    /// Falls silent if `holder` has the better right to this node's name.
-    fn defer_to(&mut self, holder: &Identity, down: bool) {
+    /// The holder of a name should know that another process tried to take it; the same address is only a late packet
+    /// of an earlier life.
+    fn tell_of_rival(&mut self, holder: &Identity, down: bool, rival: &Identity) {
+        if down || holder.address() == rival.address() {
+            return;
+        }
+        if holder.key() == self.foca.identity().key() {
+            self.told_of_rival(rival.clone());
+        } else if self.now >= self.clash_told + CLASH_TELL {
+            self.clash_told = self.now;
+            self.say(holder.address(), &Word::Rival(rival.clone()));
+        }
+    }
+
+    fn told_of_rival(&mut self, rival: Identity) {
         let own = self.foca.identity();
-        if holder.node == own.node && !holder.same_process(own) && holder.beats(own) {
+        if rival.key() == own.key() && rival.address() != own.address() && own.beats(&rival) {
+            self.effects.push(Effect::NameClash(rival));
+        }
+    }
+
+    /// Falls silent if `holder` has the better right to this node's name.
+    pub(super) fn defer_to(&mut self, holder: &Identity, down: bool) {
+        let own = self.foca.identity();
+        if holder.key() == own.key() && !holder.same_process(own) && holder.beats(own) {
             self.fall_silent(Outranked { holder: Some(holder.clone()), down });
         }
     }
@@ -90,6 +120,13 @@ impl Driver {
     /// The cluster thought this node dead and it came back under the next generation.
     pub(super) fn rejoined(&mut self) {
         self.next_seeds = self.now;
+        self.outbox.own_swim = 0;
+        self.outbox.members_changed = true;
+        self.restart_checks();
+        self.exchange_soon();
+        // foca counts itself connected again only when it is told something.
+        let outcome = self.foca.apply_many(std::iter::empty(), false, &mut self.outbox);
+        Self::note("rejoin", outcome);
         self.rejoins.push_back(self.now);
         while self.rejoins.front().is_some_and(|at| self.now.saturating_sub(*at) > CLASH_WINDOW) {
             self.rejoins.pop_front();
