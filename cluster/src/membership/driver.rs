@@ -243,7 +243,8 @@ impl Driver {
     /// All that is known about members, down ones included, for a node that joins.
     #[must_use]
     pub fn export(&self) -> Vec<Member<Identity>> {
-        self.foca.iter_membership_state().cloned().chain([self.own_member()]).collect()
+        let known = self.foca.iter_membership_state().filter(|member| !self.unshared.contains(&member.id().key()));
+        known.cloned().chain([self.own_member()]).collect()
     }
 
     fn own_member(&self) -> Member<Identity> {
@@ -334,5 +335,4 @@ fn view(member: &Member<Identity>) -> Option<(NodeId, MemberView)> {
 }
 
 #[cfg(test)]
-#[path = "driver_tests.rs"]
 mod tests;

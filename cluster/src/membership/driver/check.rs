@@ -26,8 +26,6 @@ pub(super) const CHECKS_MAX: usize = 64;
 const PING_EVERY: Duration = Duration::from_millis(200);
 /// A check that its host leaves unanswered is spoken of after this long.
 const SPEAK_AFTER: Duration = Duration::from_secs(1);
-/// An answer of somebody else counts for a check that began this much later.
-const ANSWER_COUNTS: Duration = Duration::from_secs(1);
 /// Who has heard others within this time is not cut off, only not heard: longer than the period in which
 /// the others announce themselves to a member that they hold for down.
 const AUDIBLE: Duration = Duration::from_secs(6);
@@ -182,8 +180,8 @@ impl Driver {
 
     fn run_check(&mut self, key: u64) {
         let Some(check) = self.checks.of.get(&key) else { return };
-        let counts_from = check.begun.saturating_sub(ANSWER_COUNTS);
-        let well = self.lifeline.answered_beside(key).is_some_and(|at| at >= counts_from);
+        // Earlier answers say nothing about a node that was cut off since.
+        let well = self.lifeline.answered_beside(key).is_some_and(|at| at > check.begun);
         let silent = check.proof == Some(Proof::Silent) || self.now >= check.visit_over;
         if check.proof == Some(Proof::Refused) {
             // The refusal itself came over the network: this node is connected.

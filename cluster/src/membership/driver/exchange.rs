@@ -111,6 +111,7 @@ impl Driver {
         self.observe(now);
         let ask = Ask::decode(ask).ok_or(Dropped::Malformed)?;
         self.learn(vec![ask.from], PassOn::Yes);
+        self.believe(&ask.brings);
         self.learn(ask.brings, PassOn::IfFew);
         let own = self.own_member();
         let (mut answered, mut later, mut planned) = (Vec::new(), Vec::new(), 0);
@@ -138,6 +139,7 @@ impl Driver {
         // A joiner learns what the others know already.
         let joining = self.now < self.exchange.joined + AFTER_JOIN[AFTER_JOIN.len() - 1];
         let pass_on = if joining { PassOn::No } else { PassOn::IfFew };
+        self.believe(&members);
         let news = self.learn(members, pass_on);
         self.follow_up(news);
         let brings = self.members_of(&answered).into_iter().filter(|mine| mine.id().key() != from_key);
@@ -200,6 +202,8 @@ impl Driver {
         let mut wanted = [false; BUCKETS];
         buckets.iter().for_each(|at| wanted[usize::from(*at) % BUCKETS] = true);
         let of_them = self.foca.iter_membership_state().filter(|member| wanted[bucket(member.id().key())]);
+        // What this node decided while it was cut off is nobody's business.
+        let of_them = of_them.filter(|member| !self.unshared.contains(&member.id().key()));
         let (mut present_ones, down): (Vec<_>, Vec<_>) = of_them.cloned().partition(|member| present(member.state()));
         let room = MEMBERS_MAX.saturating_sub(present_ones.len());
         present_ones.extend(down.into_iter().take(room));

@@ -40,8 +40,8 @@ impl Driver {
         if !self.index.is_active(src) {
             return;
         }
-        if self.lifeline.is_connected(self.now) && !self.unshared.is_empty() {
-            updates.iter().filter(|update| present(update.state())).for_each(|update| self.forgive(update.id()));
+        if self.lifeline.is_connected(self.now) {
+            self.believe(&updates);
         }
         self.learn(updates, PassOn::Yes);
         match &header.message {
@@ -137,6 +137,13 @@ impl Driver {
             self.forget(id);
             let outcome = self.foca.handle_timer(Timer::RemoveDown(id.clone()), &mut self.outbox);
             Self::note("second thoughts", outcome);
+        }
+    }
+
+    /// Others say that these are present: they know better than a node that was cut off.
+    pub(super) fn believe(&mut self, told: &[Member<Identity>]) {
+        if !self.unshared.is_empty() {
+            told.iter().filter(|update| present(update.state())).for_each(|update| self.forgive(update.id()));
         }
     }
 
