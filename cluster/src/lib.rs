@@ -11,6 +11,7 @@ pub mod discovery;
 pub mod link;
 pub mod membership;
 pub mod mesh;
+mod near;
 pub mod program;
 pub mod security;
 pub mod session;

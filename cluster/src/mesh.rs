@@ -33,8 +33,8 @@ use crate::{
     membership::{
         AdvertiseError, Claim, ClaimError, MembershipHandle, MembershipView, advertise, bind_pair, claim, resolve,
     },
-    program::Programs,
-    security::{SealKey, Tls, TlsError},
+    program::{Programs, install},
+    security::{KeyError, SealKey, Tls, TlsError},
     session::{OpHandler, SessionsHandle},
     stream::{Context, Endpoints, Fault, Opened, StreamError, local},
     supervise::{ActorBook, Policy, SuperviseError, SupervisorHandle, Tasks},
@@ -44,12 +44,18 @@ use crate::{
 /// Gossip of clusters with other names is not authentic here; the key tells clusters apart already.
 const CLUSTER: &str = "starling";
 
+/// Longest wait of [`Mesh::leave`] for requests and messages of programs.
+pub const LEAVE_MAX: Duration = Duration::from_secs(10);
+
 /// Why a node did not start.
 #[derive(Debug, Error)]
 pub enum ClusterError {
     /// A setting cannot work.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// There is no key, or its file cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// The port could not be bound for TCP and UDP.
     #[error("cannot listen on {0} (TCP and UDP): {1}")]
     Bind(SocketAddr, std::io::Error),
@@ -126,8 +132,9 @@ impl Mesh {
         let root = SupervisorHandle::root(ActorBook::default(), policy).await?;
         let start = Start { config, address, incarnation, tls, root: root.clone() };
         let started = start.run(listener, gossip, keys).await;
-        if started.is_err() {
-            root.stop_all().await?;
+        match &started {
+            Ok(mesh) => install(mesh),
+            Err(_) => root.stop_all().await?,
         }
         started
     }
@@ -247,8 +254,16 @@ impl Mesh {
         self.inner.sessions.ops().serve(op, handler);
     }
 
-    /// Says goodbye to the cluster, then ends every actor and task of this node, from the leaves up.
+    /// Leaves in order: takes no new request of other nodes ([`crate::stream::FaultKind::Draining`], try elsewhere),
+    /// waits up to [`LEAVE_MAX`] for what runs in handlers of programs and for messages on their way, says goodbye, and
+    /// ends every actor and task of this node from the leaves up.
     pub async fn leave(&self) {
+        self.leave_within(LEAVE_MAX).await;
+    }
+
+    /// The same with another limit for what runs; with zero nothing is waited for.
+    pub async fn leave_within(&self, limit: Duration) {
+        self.inner.programs.drain(self, limit).await;
         if let Err(error) = self.inner.membership.leave().await {
             tracing::warn!(%error, "left without a goodbye in gossip");
         }

@@ -78,6 +78,8 @@ metrics! {
     StaleRefused Counter "starling_stale_incarnation_refused_total" "Messages about an earlier incarnation, refused."
     ActorRestarts Counter "starling_actor_restarts_total" "Actors restarted by their supervisor, by kind."
     ProgramRetries Counter "starling_program_retries_total" "Calls of programs sent to another instance."
+    ProgramInFlight Gauge "starling_program_requests_in_flight" "Requests that handlers of programs work on."
+    ProgramTellsLost Counter "starling_program_tells_lost_total" "Messages to remote actors that were not delivered, by reason."
     DirectoryFaults Counter "starling_directory_faults_total" "Streams refused by what the directory knew, by kind; nothing was sent."
     RequestFaults Counter "starling_request_faults_total" "Streams that failed on their way, by kind."
     SessionsOpen Gauge "starling_sessions_open" "Actor sessions to other nodes; not zero at rest."

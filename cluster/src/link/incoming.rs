@@ -13,10 +13,7 @@ use super::{
     mux::{Deadline, Entry, Mux, OpenError, Stage},
 };
 use crate::{
-    stream::{
-        Acceptor, Context, Fault, FaultKind, Incoming, Opened, StreamError, StreamRx, StreamTx, channel::Item,
-        local::not_found,
-    },
+    stream::{Acceptor, Context, Fault, FaultKind, Incoming, Opened, StreamError, StreamRx, StreamTx, channel::Item},
     wire::{Closing, FailWhy, Frame, OpenHead, StreamId, limits},
 };
 
@@ -70,7 +67,7 @@ impl Mux {
             return Ok(());
         }
         let Some(handler) = self.endpoints.get(&head.endpoint) else {
-            self.refuse(stream, not_found(&head.endpoint));
+            self.refuse(stream, self.endpoints.not_found(&head.endpoint));
             return Ok(());
         };
         let (mux, context, deadline) = (self.clone(), head.context.clone(), head.context.deadline());

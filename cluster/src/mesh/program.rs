@@ -4,8 +4,14 @@
 
 use std::sync::{Arc, Weak};
 
+use starling_ids::{Incarnation, NodeId};
+
 use super::{Inner, Mesh};
-use crate::{discovery::Snapshot, program::Programs};
+use crate::{
+    discovery::{NodeRecord, Snapshot},
+    program::Programs,
+    stream::StreamError,
+};
 
 /// A handle that keeps no node alive; for handlers that the node itself holds.
 #[derive(Clone)]
@@ -33,6 +39,33 @@ impl Mesh {
         let mut current = Snapshot::clone(&snapshot);
         current.nodes[at].record = own;
         Arc::new(current)
+    }
+
+    /// This node's record as it is now.
+    pub(crate) fn own_record(&self) -> Arc<NodeRecord> {
+        self.inner.directory.own()
+    }
+
+    /// Whether a node lives in this incarnation as far as this one knows: what [`Mesh::open`] would refuse at once.
+    pub(crate) fn lives(&self, node: &NodeId, incarnation: Incarnation) -> Result<(), StreamError> {
+        let own = (*node == self.inner.node).then_some(self.inner.incarnation);
+        match own.or_else(|| self.known_incarnation(node)) {
+            None => Err(StreamError::UnknownNode(node.clone())),
+            Some(current) if incarnation < current => {
+                Err(StreamError::Stale { node: node.clone(), wanted: incarnation, current })
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Resolves when the node has ended, by whatever way.
+    pub(crate) async fn ended(&self) {
+        self.inner.root.ended().await;
+    }
+
+    /// Runs a task in the node's set of handlers; false when it is full or closed.
+    pub(crate) fn spawn_handler(&self, task: impl Future<Output = ()> + Send + 'static) -> bool {
+        self.inner.handlers.spawn(task)
     }
 
     /// The actors of programs on this node.

@@ -8,11 +8,13 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use ractor::{ActorProcessingErr, ActorRef};
 use serde::{Serialize, de::DeserializeOwned};
+use starling_ids::NodeId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use super::{
-    call::{CallInfo, answering, current_call},
-    monitor::{Life, Monitor},
+    call::{CallInfo, current_call},
+    monitor::{Life, Monitor, StopReason},
+    owners::{Myself, as_actor},
 };
 use crate::{
     mesh::Mesh,
@@ -68,20 +70,46 @@ impl<A> Host<A> {
 
 /// Makes the value of each life.
 pub(super) type Make<A> = Arc<dyn Fn() -> Result<A, Fault> + Send + Sync>;
+
 /// What a life is begun with. The value is made inside of it: a panic there is this actor's, not its supervisor's.
-pub(super) type Begin<A> = (Make<A>, Arc<watch::Sender<Life>>);
+pub(super) struct Begin<A> {
+    pub(super) make: Make<A>,
+    pub(super) life: Arc<watch::Sender<Life>>,
+    pub(super) node: NodeId,
+    pub(super) name: Arc<str>,
+}
 
 pub(super) struct Running<A> {
     actor: A,
-    _life: Lived,
+    myself: Arc<Myself>,
+    life: Lived,
 }
 
 /// Tells that a life is over, whatever ended it.
-struct Lived(Arc<watch::Sender<Life>>);
+struct Lived {
+    life: Arc<watch::Sender<Life>>,
+    number: u64,
+    orderly: bool,
+}
+
+impl Lived {
+    fn begin(life: Arc<watch::Sender<Life>>) -> Self {
+        let mut number = 0;
+        life.send_modify(|life| {
+            life.begun += 1;
+            number = life.begun;
+        });
+        Self { life, number, orderly: false }
+    }
+}
 
 impl Drop for Lived {
     fn drop(&mut self) {
-        self.0.send_modify(|life| life.running = false);
+        self.life.send_modify(|life| {
+            life.running = false;
+            life.over = self.number;
+            life.failed = !self.orderly;
+        });
     }
 }
 
@@ -93,15 +121,21 @@ impl<A: Actor> ractor::Actor for Host<A> {
     async fn pre_start(
         &self,
         _myself: ActorRef<Ask<A>>,
-        (make, life): Begin<A>,
+        Begin { make, life, node, name }: Begin<A>,
     ) -> Result<Running<A>, ActorProcessingErr> {
-        let mut actor = make()?;
-        actor.started().await?;
-        life.send_modify(|life| {
+        let life = Lived::begin(life);
+        let myself = Arc::new(Myself { node, name, life: life.number });
+        let actor = as_actor(myself.clone(), async {
+            let mut actor = make()?;
+            actor.started().await?;
+            Ok::<A, Fault>(actor)
+        });
+        let actor = actor.await?;
+        life.life.send_modify(|life| {
             life.starts += 1;
             life.running = true;
         });
-        Ok(Running { actor, _life: Lived(life) })
+        Ok(Running { actor, myself, life })
     }
 
     async fn handle(
@@ -114,9 +148,9 @@ impl<A: Actor> ractor::Actor for Host<A> {
         if reply.as_ref().is_some_and(oneshot::Sender::is_closed) {
             return Ok(());
         }
-        let work = running.actor.handle(request);
+        let work = as_actor(running.myself.clone(), running.actor.handle(request));
         let answer = match call {
-            Some(call) => answering(call, work).await,
+            Some(call) => call.scope(work).await,
             None => work.await,
         };
         match (reply, answer) {
@@ -132,7 +166,8 @@ impl<A: Actor> ractor::Actor for Host<A> {
     }
 
     async fn post_stop(&self, _myself: ActorRef<Ask<A>>, running: &mut Running<A>) -> Result<(), ActorProcessingErr> {
-        running.actor.stopped().await;
+        as_actor(running.myself.clone(), running.actor.stopped()).await;
+        running.life.orderly = true;
         Ok(())
     }
 }
@@ -167,8 +202,8 @@ impl<A: Actor> ActorHandle<A> {
         &self.name
     }
 
-    /// Asks and waits for the answer. `Unavailable`: it is being restarted, or died on this request. `Overloaded`: too
-    /// many requests wait.
+    /// Asks and waits for the answer. `Unavailable`: it is being restarted. `Internal`: it died on this request or with
+    /// it in its mailbox. `Overloaded`: too many requests wait.
     pub async fn ask(&self, request: A::Request) -> Result<A::Reply, Fault> {
         self.mailbox.ask(request).await
     }
@@ -187,7 +222,7 @@ impl<A: Actor> ActorHandle<A> {
     /// Stops it in order: it answers what waits no more, but finishes the request it is at. False when it had been
     /// stopped before.
     pub async fn stop(&self) -> Result<bool, Fault> {
-        self.mesh.programs().stop(&self.mesh, &self.name).await
+        self.mesh.programs().stop(&self.mesh, &self.name, StopReason::Asked).await
     }
 }
 
@@ -212,6 +247,14 @@ impl<A: Actor> Mailbox<A> {
         &self.handle
     }
 
+    /// Takes a message that came from another node; waits while too many wait. The actor must run.
+    pub(super) async fn take(&self, request: A::Request, call: Option<Arc<CallInfo>>) -> Result<(), Fault> {
+        let ended = |_| Fault::new(FaultKind::Unavailable, "the mailbox is gone");
+        let waiting = self.waiting.clone().acquire_owned().await.map_err(ended)?;
+        self.handle.cast(Ask { request, reply: None, call, _waiting: waiting })?;
+        Ok(())
+    }
+
     fn put(&self, request: A::Request, reply: Option<oneshot::Sender<Result<A::Reply, Fault>>>) -> Result<(), Fault> {
         let full = |_| Fault::new(FaultKind::Overloaded, "too many requests wait for this actor").retry_after_ms(100);
         let waiting = self.waiting.clone().try_acquire_owned().map_err(full)?;
@@ -225,7 +268,8 @@ impl<A: Actor> Mailbox<A> {
         self.put(request, Some(reply))?;
         match tokio::time::timeout(left, answer).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(Fault::new(FaultKind::Unavailable, "the actor ended before it answered")),
+            // It had the request, and may have acted on it.
+            Ok(Err(_)) => Err(Fault::new(FaultKind::Internal, "the actor ended before it answered")),
             Err(_) => Err(Fault::new(FaultKind::DeadlineExceeded, "the actor gave no answer in time")),
         }
     }

@@ -11,15 +11,16 @@ use futures::{Stream, StreamExt, stream::BoxStream};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    client::InFlight,
     error::CallError,
     halves::{Receiver, Sender},
     instances::InstanceId,
+    tries::InFlight,
 };
 
 /// Answers as they come; a [`Stream`] that ends after a clean end or the first error.
 pub struct Answers<T> {
-    inner: BoxStream<'static, Result<T, CallError>>,
+    /// None after the first error: the same for streams that would go on, local ones say.
+    inner: Option<BoxStream<'static, Result<T, CallError>>>,
 }
 
 impl<T> std::fmt::Debug for Answers<T> {
@@ -31,7 +32,7 @@ impl<T> std::fmt::Debug for Answers<T> {
 impl<T: Send + 'static> Answers<T> {
     /// Answers made by this program, for operators and local services.
     pub fn new(stream: impl Stream<Item = Result<T, CallError>> + Send + 'static) -> Self {
-        Self { inner: stream.boxed() }
+        Self { inner: Some(stream.boxed()) }
     }
 
     /// One answer.
@@ -41,7 +42,7 @@ impl<T: Send + 'static> Answers<T> {
 
     /// The next answer; `None` after the end.
     pub async fn next(&mut self) -> Option<Result<T, CallError>> {
-        self.inner.next().await
+        StreamExt::next(self).await
     }
 
     /// All answers, or the first error.
@@ -58,7 +59,12 @@ impl<T> Stream for Answers<T> {
     type Item = Result<T, CallError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.inner.poll_next_unpin(cx)
+        let Some(inner) = self.inner.as_mut() else { return Poll::Ready(None) };
+        let next = std::task::ready!(inner.poll_next_unpin(cx));
+        if !matches!(next, Some(Ok(_))) {
+            self.inner = None;
+        }
+        Poll::Ready(next)
     }
 }
 

@@ -1,18 +1,10 @@
 //! Calls an endpoint: chooses an instance, sends, retries what was surely not begun.
 //!
 //! Called by programs through [`super::Endpoint::client`]. A retry goes to another instance, within the call's
-//! deadline, the number of tries and the client's [`RetryBudget`]. Never: retries after the first answer.
-//! Bounds: one count an instance with open requests.
+//! deadline, the number of tries and the endpoint's [`super::budget::RetryBudget`]. Never: retries after the first
+//! answer, or a request that was wrong.
 
-use std::{
-    collections::HashMap,
-    marker::PhantomData,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
@@ -21,18 +13,18 @@ use tokio::time::Instant;
 
 use super::{
     answers::{Answers, Duplex, from_receiver},
-    budget::RetryBudget,
     call::outgoing,
     codec::{decode, encode},
-    error::{Advice, CallError, DirectoryFault, RequestFault},
+    error::{CallError, DirectoryFault, RequestFault},
     halves::{Receiver, Sender},
     instances::{self, InstanceId, InstanceView},
     pick::{Candidate, Picker, callable},
+    tries::{InFlight, Shared},
 };
 use crate::{
     discovery::Snapshot,
     mesh::Mesh,
-    stream::{Context, Opened},
+    stream::{Advice, Context, Opened},
 };
 
 /// Time allowed for a call, unless set otherwise.
@@ -40,60 +32,10 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// Tries of one call, unless set otherwise.
 const TRIES: u32 = 3;
 
-/// Open requests of one client and its clones, by instance.
-#[derive(Debug, Default)]
-struct Counts(Mutex<HashMap<InstanceId, usize>>);
+type Adjust = dyn Fn(&mut Context) + Send + Sync;
 
-impl Counts {
-    fn change<T>(&self, change: impl FnOnce(&mut HashMap<InstanceId, usize>) -> T) -> T {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// One open request; counted until it is dropped.
-#[derive(Debug)]
-pub(super) struct InFlight {
-    counts: Arc<Counts>,
-    instance: InstanceId,
-}
-
-impl InFlight {
-    fn new(counts: &Arc<Counts>, instance: &InstanceId) -> Self {
-        counts.change(|counts| *counts.entry(instance.clone()).or_insert(0) += 1);
-        Self { counts: counts.clone(), instance: instance.clone() }
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.counts.change(|counts| {
-            if let Some(open) = counts.get_mut(&self.instance) {
-                *open = open.saturating_sub(1);
-                if *open == 0 {
-                    counts.remove(&self.instance);
-                }
-            }
-        });
-    }
-}
-
-/// What the clones of a client share.
-#[derive(Debug, Default)]
-struct Shared {
-    counts: Arc<Counts>,
-    budget: RetryBudget,
-    turn: AtomicUsize,
-    known: Mutex<Option<Known>>,
-}
-
-/// The instances in one snapshot of the directory, so that they are not put together for each call.
-#[derive(Debug, Clone)]
-struct Known {
-    snapshot: Arc<Snapshot>,
-    instances: Arc<[Arc<InstanceView>]>,
-}
-
-/// Calls the instances of one endpoint. Cheap to clone; clones share turns, counts and the retry budget.
+/// Calls the instances of one endpoint. Cheap to clone. All clients of one [`super::Endpoint`] value and its clones share
+/// turns, counts and the retry budget.
 pub struct Client<Req, Resp> {
     mesh: Mesh,
     endpoint: EndpointName,
@@ -103,6 +45,7 @@ pub struct Client<Req, Resp> {
     inactivity: Option<Duration>,
     tries: u32,
     idempotent: bool,
+    adjust: Option<Arc<Adjust>>,
     shared: Arc<Shared>,
     _of: PhantomData<fn(Req) -> Resp>,
 }
@@ -118,6 +61,7 @@ impl<Req, Resp> Clone for Client<Req, Resp> {
             inactivity: self.inactivity,
             tries: self.tries,
             idempotent: self.idempotent,
+            adjust: self.adjust.clone(),
             shared: self.shared.clone(),
             _of: PhantomData,
         }
@@ -132,7 +76,7 @@ impl<Req, Resp> std::fmt::Debug for Client<Req, Resp> {
 
 /// How calls are made.
 impl<Req, Resp> Client<Req, Resp> {
-    pub(super) fn new(mesh: &Mesh, endpoint: EndpointName) -> Self {
+    pub(super) fn new(mesh: &Mesh, endpoint: EndpointName, shared: Arc<Shared>) -> Self {
         Self {
             mesh: mesh.clone(),
             endpoint,
@@ -142,7 +86,8 @@ impl<Req, Resp> Client<Req, Resp> {
             inactivity: None,
             tries: TRIES,
             idempotent: false,
-            shared: Arc::default(),
+            adjust: None,
+            shared,
             _of: PhantomData,
         }
     }
@@ -189,10 +134,18 @@ impl<Req, Resp> Client<Req, Resp> {
         self
     }
 
-    /// Requests may be done twice: those whose answer was lost on the way are tried again too.
+    /// Requests may be done twice: those that an instance may have acted on are tried again too.
     #[must_use]
     pub fn idempotent(mut self) -> Self {
         self.idempotent = true;
+        self
+    }
+
+    /// Changes the context of each call before it is sent: baggage, tenant, priority, trace. The time left can only be
+    /// made shorter. Inside a handler the context is the one that the handler's call brought.
+    #[must_use]
+    pub fn context(mut self, adjust: impl Fn(&mut Context) + Send + Sync + 'static) -> Self {
+        self.adjust = Some(Arc::new(adjust));
         self
     }
 
@@ -203,10 +156,22 @@ impl<Req, Resp> Client<Req, Resp> {
     }
 
     /// Waits until at least `count` instances can be called; false when that is not so within `limit`.
+    #[must_use = "it says whether the instances are there"]
     pub async fn wait_for(&self, count: usize, limit: Duration) -> bool {
         let mut snapshots = self.mesh.watch();
         let enough = |snapshot: &Arc<Snapshot>| callable(instances::of(snapshot, &self.endpoint).iter()).len() >= count;
         matches!(tokio::time::timeout(limit, snapshots.wait_for(enough)).await, Ok(Ok(_)))
+    }
+
+    fn outgoing(&self) -> Context {
+        let mut context = outgoing(self.deadline);
+        if let Some(adjust) = &self.adjust {
+            let most = context.time_left;
+            adjust(&mut context);
+            context.time_left = context.time_left.min(most);
+            context.subscription = false;
+        }
+        context
     }
 }
 
@@ -227,7 +192,7 @@ where
         .await
     }
 
-    /// One request, answers as they come.
+    /// One request, answers as they come. Resolves when an instance has taken the request.
     pub async fn stream(&self, request: &Req) -> Result<Answers<Resp>, CallError> {
         let body = encode(request)?;
         let inactivity = self.inactivity;
@@ -246,7 +211,7 @@ where
         .await
     }
 
-    /// Both ways at once.
+    /// Both ways at once. Resolves when an instance has taken the call.
     pub async fn duplex(&self) -> Result<Duplex<Req, Resp>, CallError> {
         let inactivity = self.inactivity;
         self.with_tries(Bytes::new(), |opened: Opened, in_flight: InFlight| async move {
@@ -266,7 +231,7 @@ where
         F: Fn(Opened, InFlight) -> Fut,
         Fut: Future<Output = Result<T, CallError>>,
     {
-        let context = outgoing(self.deadline);
+        let context = self.outgoing();
         let deadline = Instant::now().checked_add(context.time_left);
         let (mut tried, mut last) = (Vec::new(), None);
         for attempt in 0..self.tries {
@@ -281,8 +246,9 @@ where
                 metrics::counter!(Metric::ProgramRetries.name()).increment(1);
             }
             let time_left = deadline.map_or(context.time_left, |at| at.saturating_duration_since(Instant::now()));
-            let context = Context { attempt: AttemptId(attempt), time_left, ..context.clone() };
-            let in_flight = InFlight::new(&self.shared.counts, &instance);
+            let number = AttemptId(context.attempt.0.saturating_add(attempt));
+            let context = Context { attempt: number, time_left, ..context.clone() };
+            let in_flight = self.shared.in_flight(&instance);
             let InstanceId { node, incarnation, endpoint } = &instance;
             let outcome = match self.mesh.open(node, *incarnation, endpoint, context, body.clone()).await {
                 Ok(opened) => finish(opened, in_flight).await,
@@ -302,47 +268,16 @@ where
     }
 
     fn worth_another_try(&self, error: &CallError) -> bool {
-        match error.advice() {
-            Advice::Elsewhere => true,
-            Advice::IfIdempotent => self.idempotent,
-            Advice::Later(_) | Advice::Never => false,
-        }
-    }
-
-    fn known(&self) -> Arc<[Arc<InstanceView>]> {
-        let snapshot = self.mesh.current();
-        let mut known = self.shared.known.lock().unwrap_or_else(PoisonError::into_inner);
-        match known.as_ref() {
-            Some(known) if Arc::ptr_eq(&known.snapshot, &snapshot) => known.instances.clone(),
-            _ => {
-                let instances: Arc<[_]> = instances::of(&snapshot, &self.endpoint).into_iter().map(Arc::new).collect();
-                *known = Some(Known { snapshot, instances: instances.clone() });
-                instances
-            }
-        }
+        let now = matches!(error.advice(), Advice::RetryElsewhere | Advice::RetrySame);
+        now && (self.idempotent || !error.may_have_acted())
     }
 
     fn choose(&self, tried: &[InstanceId]) -> Result<InstanceId, DirectoryFault> {
-        if let Some(direct) = &self.direct {
-            let again = DirectoryFault::NoneServing { endpoint: direct.endpoint.clone(), listed: 1 };
-            return if tried.is_empty() { Ok(direct.clone()) } else { Err(again) };
-        }
-        let known = self.known();
-        let listed = known.len();
-        if listed == 0 {
-            return Err(DirectoryFault::Unknown(self.endpoint.clone()));
-        }
-        let untried = known.iter().filter(|view| !tried.contains(&view.id)).cloned();
-        let candidates: Vec<Candidate> = self.shared.counts.change(|counts| {
-            let open = |id: &InstanceId| counts.get(id).copied().unwrap_or(0);
-            let candidate = |instance: Arc<InstanceView>| Candidate { in_flight: open(&instance.id), instance };
-            callable(untried).into_iter().map(candidate).collect()
-        });
-        let turn = self.shared.turn.fetch_add(1, Ordering::Relaxed);
-        match self.picker.pick(&candidates, turn, rand::random()) {
-            Some(at) => Ok(candidates[at].instance.id.clone()),
-            None => Err(DirectoryFault::NoneServing { endpoint: self.endpoint.clone(), listed }),
-        }
+        let Some(direct) = &self.direct else {
+            return self.shared.choose(&self.mesh.current(), &self.endpoint, &self.picker, tried);
+        };
+        let again = DirectoryFault::NoneServing { endpoint: direct.endpoint.clone(), listed: 1 };
+        if tried.is_empty() { Ok(direct.clone()) } else { Err(again) }
     }
 }
 

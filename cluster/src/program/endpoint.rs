@@ -3,13 +3,14 @@
 //! `mesh.namespace("shop")?.component("stock")?.endpoint::<Ask, Told>("count")?` names `shop/stock/count`. An
 //! [`Endpoint`] is a name with types: both sides hold one, one serves it, the others call it.
 
-use std::{collections::BTreeMap, marker::PhantomData};
+use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
 
 use starling_ids::{EndpointName, NameError};
 
 use super::{
     client::Client,
     instances::{self, InstanceView},
+    tries::Shared,
     watch::InstanceWatch,
 };
 use crate::mesh::Mesh;
@@ -87,13 +88,20 @@ pub struct Endpoint<Req, Resp> {
     pub(super) name: EndpointName,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) in_flight_max: usize,
+    shared: Arc<Shared>,
     _of: PhantomData<fn(Req) -> Resp>,
 }
 
 impl<Req, Resp> Clone for Endpoint<Req, Resp> {
     fn clone(&self) -> Self {
-        let (labels, in_flight_max) = (self.labels.clone(), self.in_flight_max);
-        Self { mesh: self.mesh.clone(), name: self.name.clone(), labels, in_flight_max, _of: PhantomData }
+        Self {
+            mesh: self.mesh.clone(),
+            name: self.name.clone(),
+            labels: self.labels.clone(),
+            in_flight_max: self.in_flight_max,
+            shared: self.shared.clone(),
+            _of: PhantomData,
+        }
     }
 }
 
@@ -105,7 +113,8 @@ impl<Req, Resp> std::fmt::Debug for Endpoint<Req, Resp> {
 
 impl<Req, Resp> Endpoint<Req, Resp> {
     pub(super) fn new(mesh: &Mesh, name: EndpointName) -> Self {
-        Self { mesh: mesh.clone(), name, labels: BTreeMap::new(), in_flight_max: IN_FLIGHT_MAX, _of: PhantomData }
+        let (labels, in_flight_max, shared) = (BTreeMap::new(), IN_FLIGHT_MAX, Shared::new());
+        Self { mesh: mesh.clone(), name, labels, in_flight_max, shared, _of: PhantomData }
     }
 
     /// Its name.
@@ -129,10 +138,10 @@ impl<Req, Resp> Endpoint<Req, Resp> {
         self
     }
 
-    /// A client of all its instances.
+    /// A client of all its instances. Clients of one endpoint value take turns together and share a retry budget.
     #[must_use]
     pub fn client(&self) -> Client<Req, Resp> {
-        Client::new(&self.mesh, self.name.clone())
+        Client::new(&self.mesh, self.name.clone(), self.shared.clone())
     }
 
     /// Its instances, sorted by node.

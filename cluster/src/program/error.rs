@@ -3,19 +3,25 @@
 //! Called by clients. Pure. The two layers stay apart: a [`DirectoryFault`] was known before anything was sent, a
 //! [`RequestFault`] happened to a request that was on its way.
 
-use std::time::Duration;
-
 use starling_ids::{EndpointName, Incarnation, NodeId};
 use thiserror::Error;
 
-use crate::stream::{Fault, FaultKind, StreamError};
+use crate::stream::{Advice, Fault, FaultKind, StreamError};
+
+/// While gossip brings news of an instance.
+const NEWS_WAIT_MS: u64 = 200;
 
 /// What the directory says against a call. Nothing was sent.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DirectoryFault {
     /// No instance of this endpoint is known.
-    #[error("no instance of {0} is known")]
-    Unknown(EndpointName),
+    #[error("no instance of {endpoint} is known{hint}")]
+    Unknown {
+        /// The endpoint.
+        endpoint: EndpointName,
+        /// Names that it may have meant, or what there is; the end of the sentence.
+        hint: String,
+    },
     /// Instances are known and none can be called: they start, drain, are unreachable, or were tried already.
     #[error("none of {listed} instances of {endpoint} can be called now")]
     NoneServing {
@@ -95,27 +101,24 @@ pub enum CallError {
     Request(#[from] RequestFault),
 }
 
-/// What may be tried after a [`CallError`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Advice {
-    /// The same gives the same: change the request or the program.
-    Never,
-    /// Another instance may do, now. The request was not acted on.
-    Elsewhere,
-    /// The same later, after this long when it is known. The request was not acted on.
-    Later(Option<Duration>),
-    /// It may have been acted on: only a request that may be done twice is worth another try.
-    IfIdempotent,
-}
-
 impl CallError {
-    /// What may be tried.
+    /// What may be tried next. The same table as [`StreamError::advice`]; see also [`Self::may_have_acted`].
     #[must_use]
     pub fn advice(&self) -> Advice {
         match self {
-            Self::Directory(DirectoryFault::Down(_) | DirectoryFault::Stale { .. }) => Advice::Elsewhere,
-            Self::Directory(_) => Advice::Later(None),
+            Self::Directory(DirectoryFault::Down(_)) => Advice::RetryElsewhere,
+            Self::Directory(DirectoryFault::Stale { wanted, current, .. }) if wanted < current => Advice::RetrySame,
+            Self::Directory(_) => Advice::RetryAfter(NEWS_WAIT_MS),
             Self::Request(fault) => fault.advice(),
+        }
+    }
+
+    /// Whether the other side may have acted on the request: then only one that may be done twice is worth a retry.
+    #[must_use]
+    pub fn may_have_acted(&self) -> bool {
+        match self {
+            Self::Directory(_) => false,
+            Self::Request(fault) => fault.may_have_acted(),
         }
     }
 
@@ -130,21 +133,34 @@ impl CallError {
 }
 
 impl RequestFault {
-    /// What may be tried.
+    /// What may be tried next.
     #[must_use]
     pub fn advice(&self) -> Advice {
         match self {
-            Self::Connect { .. } => Advice::Elsewhere,
-            Self::Rejected(fault) if fault.kind.elsewhere() => Advice::Elsewhere,
-            Self::Failed(fault) if fault.kind.elsewhere() => Advice::IfIdempotent,
-            Self::Rejected(fault) | Self::Failed(fault) => match (fault.kind, fault.retry_after_ms) {
-                (FaultKind::Invalid | FaultKind::NotFound, _) | (_, None) => Advice::Never,
-                (_, Some(ms)) => Advice::Later(Some(Duration::from_millis(ms))),
-            },
-            Self::Broken(_) | Self::Inactive(_) => Advice::IfIdempotent,
-            Self::Deadline | Self::Cancelled => Advice::Never,
-            Self::TooLarge { .. } | Self::Encode(_) | Self::Decode(_) => Advice::Never,
+            Self::Connect { .. } | Self::Broken(_) | Self::Inactive(_) => Advice::RetryElsewhere,
+            Self::Rejected(fault) | Self::Failed(fault) => fault.advice(),
+            Self::Deadline | Self::Cancelled => Advice::GiveUp,
+            Self::TooLarge { .. } | Self::Encode(_) | Self::Decode(_) => Advice::GiveUp,
         }
+    }
+
+    /// Whether the other side may have acted on the request.
+    #[must_use]
+    pub fn may_have_acted(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::TooLarge { .. } | Self::Encode(_) => false,
+            // A handler that answers at once refuses and fails in the same way: one that broke had begun.
+            Self::Rejected(fault) => fault.kind == FaultKind::Internal,
+            Self::Failed(_) | Self::Broken(_) | Self::Inactive(_) | Self::Decode(_) => true,
+            Self::Deadline | Self::Cancelled => true,
+        }
+    }
+}
+
+/// A refusal by this program itself, an operator say.
+impl From<Fault> for CallError {
+    fn from(fault: Fault) -> Self {
+        Self::Request(RequestFault::Rejected(fault))
     }
 }
 
@@ -196,15 +212,21 @@ mod tests {
     #[test]
     fn advice_follows_what_may_have_happened_to_the_request() {
         let node = NodeId::new("a").unwrap();
-        let advice = |error: StreamError| CallError::from(error).advice();
-        assert_eq!(advice(StreamError::UnknownNode(node.clone())), Advice::Elsewhere);
-        assert_eq!(advice(StreamError::Connect { node, reason: "refused".into() }), Advice::Elsewhere);
+        let advice = |error: StreamError| {
+            let error = CallError::from(error);
+            (error.advice(), error.may_have_acted())
+        };
+        assert_eq!(advice(StreamError::UnknownNode(node.clone())), (Advice::RetryElsewhere, false));
+        assert_eq!(advice(StreamError::Connect { node, reason: "refused".into() }), (Advice::RetryElsewhere, false));
         let full = Fault::new(FaultKind::Overloaded, "full").retry_after_ms(5);
-        assert_eq!(advice(StreamError::Rejected(full.clone())), Advice::Elsewhere);
-        assert_eq!(advice(StreamError::Failed(full)), Advice::IfIdempotent);
-        assert_eq!(advice(StreamError::Broken("cut".into())), Advice::IfIdempotent);
-        assert_eq!(advice(StreamError::Rejected(Fault::new(FaultKind::Invalid, "no"))), Advice::Never);
-        assert_eq!(advice(StreamError::Deadline), Advice::Never);
+        assert_eq!(advice(StreamError::Rejected(full.clone())), (Advice::RetryElsewhere, false));
+        assert_eq!(advice(StreamError::Failed(full)), (Advice::RetryElsewhere, true));
+        let broke = Fault::new(FaultKind::Internal, "panic");
+        assert_eq!(advice(StreamError::Rejected(broke)), (Advice::RetryElsewhere, true), "it had begun");
+        assert_eq!(advice(StreamError::Broken("cut".into())), (Advice::RetryElsewhere, true));
+        let wrong = Fault::new(FaultKind::Invalid, "no");
+        assert_eq!(advice(StreamError::Rejected(wrong)), (Advice::GiveUp, false));
+        assert_eq!(advice(StreamError::Deadline), (Advice::GiveUp, true));
     }
 
     #[test]

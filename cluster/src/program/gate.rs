@@ -1,6 +1,7 @@
 //! Who is inside an endpoint: counts requests, lets no more in than agreed, and tells when the last one has left.
 //!
-//! Called around every handler; drained by [`super::ServedEndpoint`]. Bounds: `max` requests at a time.
+//! Called around every handler; one gate for each endpoint, drained by [`super::ServedEndpoint`], and one for all of a
+//! node, drained when it leaves. Bounds: `max` requests at a time.
 
 use std::sync::{
     Arc,
@@ -39,10 +40,15 @@ impl Gate {
 
     /// Lets one request in, or says why not.
     pub(super) fn enter(self: &Arc<Self>) -> Result<Pass, Fault> {
+        self.enter_from(false)
+    }
+
+    /// The same; one from `inside` of the node is let in while it drains, so that what runs can finish.
+    pub(super) fn enter_from(self: &Arc<Self>, inside: bool) -> Result<Pass, Fault> {
         // Counted first, then looked at: a drain that begins between the two sees the count or is seen here.
         let before = self.inside.fetch_add(1, Ordering::SeqCst);
         let pass = Pass(self.clone());
-        if self.closed.load(Ordering::SeqCst) {
+        if !inside && self.is_closed() {
             return Err(Fault::new(FaultKind::Draining, "this instance takes nothing new"));
         }
         if before >= self.max {
@@ -55,6 +61,11 @@ impl Gate {
     /// Lets nobody in from now on.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it lets nobody in.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
     }
 
     /// Requests inside.

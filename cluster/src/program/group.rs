@@ -1,6 +1,7 @@
-//! Process groups: endpoints of one kind, anywhere, under one name; speak to all of them.
+//! Process groups: endpoints and actors of one kind, anywhere, under one name; speak to all of them.
 //!
-//! Called by programs. A group is a label on instances in the directory, so membership follows nodes and guards.
+//! Called by programs. A group is a label on instances in the directory, so a member leaves with its guard, its actor or
+//! its node, and every node lists the same members as soon as it has the news.
 //! Bounds: [`AT_ONCE`] calls of one broadcast at a time.
 
 use std::{marker::PhantomData, sync::Arc};
@@ -10,14 +11,22 @@ use serde::{Serialize, de::DeserializeOwned};
 use starling_ids::{EndpointName, NameError};
 
 use super::{
+    actor::{Actor, ActorHandle},
     client::Client,
     error::CallError,
     instances::{self, InstanceId, InstanceView},
     serve::{ServeError, ServedEndpoint, change_instance},
+    spawn::endpoint_of,
+    tries::Shared,
     watch::InstanceWatch,
 };
-use crate::mesh::Mesh;
+use crate::{
+    discovery::{Instance, InstanceKind, Lifecycle},
+    mesh::Mesh,
+};
 
+/// How endpoints of actors begin.
+const ACTORS: &str = "starling/program/";
 /// Calls of one broadcast under way at a time.
 const AT_ONCE: usize = 128;
 
@@ -56,6 +65,35 @@ impl<Req, Resp> Group<Req, Resp> {
         Ok(GroupMember { mesh: self.mesh.clone(), label: self.label.clone(), endpoint })
     }
 
+    /// Makes an actor of this node a member while the guard and the actor live, restarts included.
+    pub fn join_actor<A>(&self, actor: &ActorHandle<A>) -> Result<GroupMember, ServeError>
+    where
+        A: Actor<Request = Req, Reply = Resp>,
+    {
+        let endpoint = endpoint_of(actor.name())?;
+        let label = self.label.as_ref().to_owned();
+        actor.mesh.publish(|record| {
+            let known = record.instances.iter_mut().find(|instance| instance.endpoint == endpoint);
+            if let Some(instance) = known {
+                instance.labels.insert(label, "member".to_owned());
+                return;
+            }
+            record.instances.push(Instance {
+                endpoint: endpoint.clone(),
+                kind: InstanceKind::Service,
+                lifecycle: Lifecycle::Serving,
+                model: None,
+                labels: [(label, "member".to_owned())].into(),
+                card: None,
+            });
+        })?;
+        // One that ended meanwhile has been forgotten before it was made a member.
+        if actor.mesh.programs().life(actor.name()).is_none() {
+            forget_actor(&actor.mesh, &endpoint);
+        }
+        Ok(GroupMember { mesh: actor.mesh.clone(), label: self.label.clone(), endpoint })
+    }
+
     /// Members as this node knows them, sorted by (endpoint, node), callable or not.
     #[must_use]
     pub fn members(&self) -> Vec<InstanceView> {
@@ -79,7 +117,8 @@ where
     pub async fn broadcast(&self, request: &Req) -> Vec<(InstanceId, Result<Resp, CallError>)> {
         let callable: Vec<InstanceView> = self.members().into_iter().filter(InstanceView::is_callable).collect();
         let calls = callable.into_iter().map(|member| async move {
-            let client = Client::<Req, Resp>::new(&self.mesh, member.id.endpoint.clone()).direct(&member.id);
+            let client = Client::<Req, Resp>::new(&self.mesh, member.id.endpoint.clone(), Shared::new());
+            let client = client.direct(&member.id);
             let answer = client.unary(request).await;
             (member.id, answer)
         });
@@ -104,5 +143,21 @@ impl Drop for GroupMember {
         if let Err(error) = left {
             tracing::debug!(%error, "a group was not left");
         }
+        let of_nothing = |instance: &Instance| instance.endpoint == self.endpoint && instance.labels.is_empty();
+        // An actor is listed for its groups alone.
+        if self.endpoint.as_str().starts_with(ACTORS) && self.mesh.own_record().instances.iter().any(of_nothing) {
+            forget_actor(&self.mesh, &self.endpoint);
+        }
+    }
+}
+
+/// An actor is no member of any group any more.
+pub(super) fn forget_actor(mesh: &Mesh, endpoint: &EndpointName) {
+    if !mesh.own_record().instances.iter().any(|instance| instance.endpoint == *endpoint) {
+        return;
+    }
+    let told = mesh.publish(|record| record.instances.retain(|instance| instance.endpoint != *endpoint));
+    if let Err(error) = told {
+        tracing::debug!(%error, "an actor was not unlisted");
     }
 }

@@ -8,51 +8,82 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt, future::BoxFuture};
+use metrics::Gauge;
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::time::Instant;
+use starling_ids::{Metric, NodeId};
+use tokio::time::{Instant, timeout_at};
 
 use super::{
-    call::{CallInfo, answering},
+    call::CallInfo,
     codec::{decode_request, encode_reply},
-    gate::Gate,
-    halves::{Receiver, Sender},
+    gate::{Gate, Pass},
+    opening::Opening,
 };
-use crate::stream::{Acceptor, Fault, FaultKind, Incoming, StreamHandler, StreamRx, StreamTx};
+use crate::stream::{Acceptor, Fault, FaultKind, Incoming, StreamHandler, StreamTx};
 
 /// A handler that takes longer is accepted without an answer yet.
 const ANSWER_IN_ACCEPT: Duration = Duration::from_secs(1);
 
 /// What a stream brings once it is inside.
 pub(super) struct Asked {
+    pub(super) peer: NodeId,
     pub(super) body: Bytes,
     pub(super) acceptor: Acceptor,
+    /// When its asker stops waiting.
     pub(super) deadline: Option<Instant>,
+    /// When it stops waiting for a yes or no.
+    pub(super) verdict: Option<Instant>,
 }
 
-type Run = dyn Fn(Asked) -> BoxFuture<'static, ()> + Send + Sync;
+pub(super) type Run = dyn Fn(Asked) -> BoxFuture<'static, ()> + Send + Sync;
 
-/// An endpoint: its gate and one shape of handler.
+/// An endpoint: its gate, that of its node, and one shape of handler.
 #[derive(Clone)]
 pub(super) struct Door {
     pub(super) gate: Arc<Gate>,
+    pub(super) node: Arc<Gate>,
+    pub(super) home: NodeId,
     pub(super) run: Arc<Run>,
+}
+
+/// One request inside of an endpoint and of its node.
+struct Inside {
+    _passes: (Pass, Pass),
+    gauge: Gauge,
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.gauge.decrement(1.0);
+    }
+}
+
+impl Door {
+    fn enter(&self, peer: &NodeId) -> Result<Inside, Fault> {
+        // A node that leaves goes on asking itself: what runs may need that to finish.
+        let passes = (self.node.enter_from(*peer == self.home)?, self.gate.enter()?);
+        let gauge = metrics::gauge!(Metric::ProgramInFlight.name());
+        gauge.increment(1.0);
+        Ok(Inside { _passes: passes, gauge })
+    }
 }
 
 impl StreamHandler for Door {
     fn open(&self, incoming: Incoming) -> BoxFuture<'static, ()> {
         let Incoming { peer, context, body, acceptor } = incoming;
-        let pass = match self.gate.enter() {
-            Ok(pass) => pass,
+        let inside = match self.enter(&peer) {
+            Ok(inside) => inside,
             Err(fault) => {
                 acceptor.reject(fault);
                 return std::future::ready(()).boxed();
             }
         };
-        let call = CallInfo::new(peer, context);
-        let answer = (self.run)(Asked { body, acceptor, deadline: call.deadline() });
-        answering(call, async move {
+        let verdict = Instant::now().checked_add(context.answer_within());
+        let call = CallInfo::new(peer.clone(), context);
+        let answer = (self.run)(Asked { peer, body, acceptor, deadline: call.deadline(), verdict });
+        call.scope(async move {
             answer.await;
-            drop(pass);
+            drop(inside);
         })
         .boxed()
     }
@@ -69,7 +100,7 @@ where
     let handler = Arc::new(handler);
     Arc::new(move |asked: Asked| {
         let handler = handler.clone();
-        let Asked { body, acceptor, deadline } = asked;
+        let Asked { body, acceptor, deadline, .. } = asked;
         let work = async move {
             let answer = handler(decode_request(&body)?).await?;
             encode_reply(&answer)
@@ -92,7 +123,7 @@ async fn answer_one(mut work: BoxFuture<'static, Result<Bytes, Fault>>, acceptor
             let outcome = tokio::select! {
                 outcome = work => outcome,
                 _reason = tx.cancelled() => return,
-                () = at(deadline) => Err(Fault::new(FaultKind::DeadlineExceeded, "the answer took too long")),
+                () = at(deadline) => Err(too_late()),
             };
             conclude(tx, outcome).await;
         }
@@ -106,6 +137,18 @@ async fn conclude(tx: StreamTx, outcome: Result<Bytes, Fault>) {
             Err(error) => tracing::debug!(%error, "an answer was not delivered"),
         },
         Err(fault) => tx.fail(fault),
+    }
+}
+
+fn too_late() -> Fault {
+    Fault::new(FaultKind::DeadlineExceeded, "the answer took too long")
+}
+
+/// Drops the work when the time is over: nobody waits for it any more.
+async fn within<T>(limit: Option<Instant>, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    match limit {
+        Some(at) => timeout_at(at, work).await.unwrap_or_else(|_| Err(too_late())),
+        None => work.await,
     }
 }
 
@@ -130,7 +173,7 @@ where
         let handler = handler.clone();
         async move {
             let answers = match decode_request(&asked.body) {
-                Ok(request) => handler(request).await,
+                Ok(request) => within(asked.verdict, handler(request)).await,
                 Err(fault) => Err(fault),
             };
             match answers {
@@ -171,39 +214,22 @@ async fn forward<Resp: Serialize>(mut answers: impl Stream<Item = Result<Resp, F
     }
 }
 
-/// Both ways. The handler's return ends the answers: cleanly, or with its fault.
+/// Both ways. The handler's return refuses the call, or ends the answers: cleanly, or with its fault.
 pub(super) fn duplex<Req, Resp, F, Fut>(handler: F) -> Arc<Run>
 where
     Req: DeserializeOwned + Send + 'static,
     Resp: Serialize + Send + 'static,
-    F: Fn(Receiver<Req>, Sender<Resp>) -> Fut + Send + Sync + 'static,
+    F: Fn(Opening<Req, Resp>) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<(), Fault>> + Send + 'static,
 {
     let handler = Arc::new(handler);
     Arc::new(move |asked: Asked| {
         let handler = handler.clone();
         async move {
-            let Some((tx, rx)) = asked.acceptor.accept(Bytes::new()) else { return };
-            converse(handler.as_ref(), tx, rx).await;
+            let (opening, verdict) = Opening::new(asked.acceptor);
+            let outcome = within(asked.deadline, handler(opening)).await;
+            verdict.conclude(outcome).await;
         }
         .boxed()
     })
-}
-
-async fn converse<Req, Resp, F, Fut>(handler: &F, tx: StreamTx, rx: StreamRx)
-where
-    Req: DeserializeOwned,
-    Resp: Serialize,
-    F: Fn(Receiver<Req>, Sender<Resp>) -> Fut,
-    Fut: Future<Output = Result<(), Fault>>,
-{
-    let (sender, back) = Sender::on_loan(tx);
-    let outcome = handler(Receiver::new(rx), sender).await;
-    // Not there: the handler ended the direction itself, or handed its sender to another task.
-    if let Ok(tx) = back.await {
-        match outcome {
-            Ok(()) => tx.end(),
-            Err(fault) => tx.fail(fault),
-        }
-    }
 }

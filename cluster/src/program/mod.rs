@@ -5,6 +5,7 @@
 //!
 //! | a program wants to | it takes |
 //! |---|---|
+//! | join | [`Mesh::join`] with a [`JoinConfig`] |
 //! | answer requests | [`Endpoint::serve`], [`Endpoint::serve_stream`], [`Endpoint::serve_duplex`], [`Endpoint::serve_actor`] |
 //! | ask | [`Endpoint::client`]: [`Client::unary`], [`Client::stream`], [`Client::duplex`] |
 //! | keep something running | [`Mesh::spawn`] with an [`Actor`] |
@@ -14,7 +15,8 @@
 //! | change requests and answers on their way | [`Operator`] |
 //!
 //! Bodies are MessagePack with field names, so both sides may gain fields with defaults. The [`current_call`] of a
-//! handler crosses every hop: a call made inside a handler takes over its request id, trace, tenant and deadline.
+//! handler crosses every hop: a call made inside a handler takes over its request id, trace, attempt, tenant, priority,
+//! baggage and deadline.
 
 mod actor;
 mod answers;
@@ -32,11 +34,16 @@ mod halves;
 mod handlers;
 mod instances;
 mod monitor;
+mod opening;
+mod owners;
 mod pick;
 mod pipeline;
+mod programs;
 mod remote;
 mod serve;
 mod spawn;
+mod told;
+mod tries;
 mod watch;
 
 #[cfg(test)]
@@ -46,21 +53,24 @@ pub use actor::{Actor, ActorHandle};
 pub use answers::{Answers, Duplex};
 pub use call::{CallInfo, current_call};
 pub use client::Client;
+pub use config::JoinConfig;
 pub use emit::{Emitter, emit};
 pub use endpoint::{Component, Endpoint, Namespace};
-pub use error::{Advice, CallError, DirectoryFault, RequestFault};
+pub use error::{CallError, DirectoryFault, RequestFault};
 pub use group::{Group, GroupMember};
 pub use halves::{Receiver, Sender};
 pub use instances::{InstanceEvent, InstanceId, InstanceView};
-pub use monitor::{ActorEvent, Monitor};
+pub use monitor::{ActorEvent, Monitor, StopReason};
+pub use opening::Opening;
 pub use pick::{Candidate, Picker};
-pub use pipeline::{Operator, Pipeline, Service, ServiceFn, service_fn};
-pub use remote::{RemoteActor, SpawnOptions};
+pub use pipeline::{Below, Operator, Pipeline, Service, ServiceFn, service_fn};
+pub use remote::{Lifetime, RemoteActor, SpawnOptions};
 pub use serve::{ServeError, ServedEndpoint};
 pub use spawn::SpawnError;
+pub use told::TellError;
 pub use watch::InstanceWatch;
 
-pub(crate) use spawn::Programs;
+pub(crate) use {programs::Programs, spawn::install};
 
 #[allow(unused_imports)] // for links in this file
 use crate::mesh::Mesh;

@@ -39,6 +39,42 @@ pub(crate) struct Life {
     pub(super) running: bool,
     /// No other will follow.
     pub(super) ended: bool,
+    /// Lives tried, with those whose start failed; the number of the last one.
+    #[serde(default)]
+    pub(super) begun: u64,
+    /// The number of the last life that is over.
+    #[serde(default)]
+    pub(super) over: u64,
+    /// That life ended by a failure.
+    #[serde(default)]
+    pub(super) failed: bool,
+    /// Why no other follows, when it was told.
+    #[serde(default)]
+    pub(super) why: Option<StopReason>,
+}
+
+impl Life {
+    /// Whether the life of this number is over.
+    fn is_over(&self, number: u64) -> bool {
+        self.ended || self.over >= number
+    }
+}
+
+/// Why an actor is not started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StopReason {
+    /// Somebody stopped it.
+    Asked,
+    /// Its owner has ended, or the owner's node is down.
+    OwnerGone,
+    /// Its node left the cluster in order.
+    Leaving,
+    /// It ended by itself and its restart policy leaves it at that.
+    Finished,
+    /// It failed and its restart policy leaves it at that.
+    Failed,
+    /// It was gone before anybody could tell.
+    Unknown,
 }
 
 /// What happened to an actor.
@@ -51,8 +87,8 @@ pub enum ActorEvent {
         /// Restarts so far.
         restarts: u64,
     },
-    /// It was stopped, or ended and is not started again. Nothing follows.
-    Stopped,
+    /// It has ended and is not started again. Nothing follows.
+    Stopped(StopReason),
     /// Its node is down or lives in another incarnation. Nothing follows.
     NodeDown,
 }
@@ -66,12 +102,13 @@ fn news(before: Option<Life>, now: Life) -> Vec<ActorEvent> {
         events.push(if first { ActorEvent::Started } else { ActorEvent::Restarted { restarts: now.starts - 1 } });
     }
     if now.ended && !before.is_some_and(|life| life.ended) {
-        events.push(ActorEvent::Stopped);
+        events.push(ActorEvent::Stopped(now.why.unwrap_or(StopReason::Unknown)));
     }
     events
 }
 
-/// A [`Stream`] of [`ActorEvent`]s. Ends after [`ActorEvent::Stopped`] or [`ActorEvent::NodeDown`].
+/// A [`Stream`] of [`ActorEvent`]s. Ends after [`ActorEvent::Stopped`] or [`ActorEvent::NodeDown`], and with the node of
+/// whoever follows.
 pub struct Monitor {
     events: BoxStream<'static, ActorEvent>,
 }
@@ -84,18 +121,7 @@ impl std::fmt::Debug for Monitor {
 
 impl Monitor {
     pub(super) fn new(mesh: &Mesh, node: NodeId, incarnation: Incarnation, name: String) -> Self {
-        let snapshots = mesh.watch();
-        let watching = Watching {
-            mesh: mesh.clone(),
-            node,
-            incarnation,
-            name,
-            snapshots,
-            seen: None,
-            rx: None,
-            waiting: VecDeque::new(),
-            over: false,
-        };
+        let watching = Watching::new(mesh, node, incarnation, name);
         let events = futures::stream::unfold(watching, |mut watching| async move {
             let event = watching.next().await?;
             Some((event, watching))
@@ -129,7 +155,20 @@ struct Watching {
     over: bool,
 }
 
+/// Resolves when one life of an actor is over, for whatever reason; `number` counts from 1.
+pub(super) async fn life_over(mesh: &Mesh, node: &NodeId, incarnation: Incarnation, name: &str, number: u64) {
+    let mut watching = Watching::new(mesh, node.clone(), incarnation, name.to_owned());
+    while !watching.over && !watching.seen.is_some_and(|life| life.is_over(number)) {
+        watching.step().await;
+    }
+}
+
 impl Watching {
+    fn new(mesh: &Mesh, node: NodeId, incarnation: Incarnation, name: String) -> Self {
+        let (snapshots, waiting) = (mesh.watch(), VecDeque::new());
+        Self { mesh: mesh.clone(), node, incarnation, name, snapshots, seen: None, rx: None, waiting, over: false }
+    }
+
     async fn next(&mut self) -> Option<ActorEvent> {
         loop {
             if let Some(event) = self.waiting.pop_front() {
@@ -138,24 +177,23 @@ impl Watching {
             if self.over {
                 return None;
             }
-            if self.is_down() {
-                self.over = true;
-                return Some(ActorEvent::NodeDown);
-            }
-            match self.rx.as_mut() {
-                None => self.subscribe().await,
-                Some((rx, _tx)) => {
-                    let heard = tokio::select! {
-                        heard = rx.recv() => heard,
-                        changed = self.snapshots.changed() => {
-                            // The directory ends with this node.
-                            self.over |= changed.is_err();
-                            continue;
-                        }
-                    };
-                    self.hear(heard);
-                }
-            }
+            self.step().await;
+        }
+    }
+
+    /// Waits for one piece of news, from the actor's node or from the directory.
+    async fn step(&mut self) {
+        if self.is_down() {
+            self.over = true;
+            return self.waiting.push_back(ActorEvent::NodeDown);
+        }
+        match self.rx.as_mut() {
+            None => self.subscribe().await,
+            Some((rx, _tx)) => tokio::select! {
+                heard = rx.recv() => self.hear(heard),
+                changed = self.snapshots.changed() => self.over |= changed.is_err(),
+                () = self.mesh.ended() => self.over = true,
+            },
         }
     }
 
@@ -182,6 +220,7 @@ impl Watching {
                 tokio::select! {
                     () = tokio::time::sleep(TRY_AGAIN) => {}
                     changed = self.snapshots.changed() => self.over |= changed.is_err(),
+                    () = self.mesh.ended() => self.over = true,
                 }
             }
         }
@@ -207,7 +246,7 @@ impl Watching {
 
     fn ended(&mut self) {
         self.over = true;
-        self.waiting.push_back(ActorEvent::Stopped);
+        self.waiting.push_back(ActorEvent::Stopped(StopReason::Unknown));
     }
 }
 
@@ -265,14 +304,22 @@ mod tests {
 
     #[test]
     fn news_count_every_restart_and_end_once() {
-        let life = |starts, running, ended| Life { starts, running, ended };
+        let life = |starts, running, ended| Life { starts, running, ended, ..Life::default() };
         assert_eq!(news(None, life(1, true, false)), [ActorEvent::Started]);
         assert_eq!(news(None, life(4, true, false)), [ActorEvent::Started]);
         assert_eq!(news(None, life(0, false, false)), []);
         assert_eq!(news(Some(life(0, false, false)), life(1, true, false)), [ActorEvent::Started]);
         assert_eq!(news(Some(life(1, true, false)), life(1, false, false)), []);
         assert_eq!(news(Some(life(1, true, false)), life(3, true, false)), [ActorEvent::Restarted { restarts: 2 }]);
-        assert_eq!(news(Some(life(3, true, false)), life(3, false, true)), [ActorEvent::Stopped]);
+        let asked = Life { why: Some(StopReason::Asked), ..life(3, false, true) };
+        assert_eq!(news(Some(life(3, true, false)), asked), [ActorEvent::Stopped(StopReason::Asked)]);
         assert_eq!(news(Some(life(3, false, true)), life(3, false, true)), []);
+    }
+
+    #[test]
+    fn a_life_is_over_by_its_number_or_with_the_actor() {
+        let life = Life { begun: 3, over: 2, ..Life::default() };
+        assert_eq!([1, 2, 3].map(|number| life.is_over(number)), [true, true, false]);
+        assert!(Life { ended: true, ..life }.is_over(3));
     }
 }

@@ -1,15 +1,15 @@
-//! Operators around an endpoint: each changes the request on its way in and the answers on their way out.
+//! Operators around an endpoint: each sees the request on its way in and the answers, or the failure, on their way out.
 //!
 //! Called by programs. A [`Service`] is anything that turns a request into answers: a [`Client`] of a remote endpoint, a
 //! local function ([`service_fn`]), or an operator over another service. A pipeline does not know which, so it is the
-//! same locally and remotely; [`super::Endpoint::serve_service`] puts one behind an endpoint.
+//! same locally and remotely, before an endpoint and behind one: [`super::Endpoint::serve_service`] puts one there.
 
 use std::{marker::PhantomData, sync::Arc};
 
 use futures::{FutureExt, StreamExt, future::BoxFuture};
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{answers::Answers, client::Client, error::CallError};
+use super::{RequestFault, answers::Answers, client::Client, error::CallError};
 use crate::stream::Fault;
 
 /// Turns a request into answers.
@@ -18,11 +18,39 @@ pub trait Service: Send + Sync + 'static {
     type Request: Send + 'static;
     /// What comes out, any number of them.
     type Response: Send + 'static;
-    /// Resolves when the request was taken. Dropping the answers cancels it.
+    /// Resolves when the request was taken, or was refused. Dropping the answers cancels it.
     fn call(&self, request: Self::Request) -> BoxFuture<'static, Result<Answers<Self::Response>, CallError>>;
 }
 
-/// One step of a pipeline: a forward edge for the request, a backward edge for the answers.
+/// One step of a pipeline, in front of whatever is below it.
+///
+/// ```
+/// use futures::StreamExt;
+/// use starling_cluster::program::{Answers, Below, CallError, Operator};
+/// use starling_cluster::stream::{Fault, FaultKind};
+///
+/// /// Trims the request, refuses an empty one, answers "ping" itself, and ends each answer with a full stop.
+/// struct Polite;
+///
+/// impl Operator for Polite {
+///     type Request = String;
+///     type Response = String;
+///     type InnerRequest = String;
+///     type InnerResponse = String;
+///
+///     async fn call(&self, request: String, below: Below<String, String>) -> Result<Answers<String>, CallError> {
+///         let request = request.trim().to_owned();
+///         match request.as_str() {
+///             "" => Err(Fault::new(FaultKind::Invalid, "say something").into()),
+///             "ping" => Ok(Answers::once("pong.".to_owned())),
+///             _ => {
+///                 let answers = below.call(request).await?;
+///                 Ok(Answers::new(answers.map(|answer| Ok(answer? + "."))))
+///             }
+///         }
+///     }
+/// }
+/// ```
 pub trait Operator: Send + Sync + 'static {
     /// What it takes.
     type Request: Send + 'static;
@@ -32,58 +60,72 @@ pub trait Operator: Send + Sync + 'static {
     type InnerRequest: Send + 'static;
     /// What the service below gives back.
     type InnerResponse: Send + 'static;
-    /// What the forward edge remembers for the backward edge of the same request.
-    type State: Send + 'static;
 
-    /// Changes the request, or refuses it.
-    fn forward(
+    /// Answers one request, asking below as often as it needs to: not at all, once, or again after a failure. An error
+    /// before the answers refuses the request; one among them ends them.
+    fn call(
         &self,
         request: Self::Request,
-    ) -> impl Future<Output = Result<(Self::InnerRequest, Self::State), Fault>> + Send;
-
-    /// Changes the answers: maps, drops, adds, ends early.
-    fn backward(&self, state: Self::State, answers: Answers<Self::InnerResponse>) -> Answers<Self::Response>;
+        below: Below<Self::InnerRequest, Self::InnerResponse>,
+    ) -> impl Future<Output = Result<Answers<Self::Response>, CallError>> + Send;
 
     /// This operator in front of a service.
-    fn over<S>(self, service: S) -> Pipeline<Self, S>
+    fn over<S>(self, service: S) -> Pipeline<Self>
     where
         Self: Sized,
         S: Service<Request = Self::InnerRequest, Response = Self::InnerResponse>,
     {
-        Pipeline { operator: Arc::new(self), service: Arc::new(service) }
+        Pipeline { operator: Arc::new(self), below: Below(Arc::new(service)) }
     }
 }
 
-/// An operator in front of a service; itself a service, so pipelines nest.
-#[derive(Debug)]
-pub struct Pipeline<O, S> {
-    operator: Arc<O>,
-    service: Arc<S>,
-}
+/// What an operator stands in front of. Cheap to clone.
+pub struct Below<Req, Resp>(Arc<dyn Service<Request = Req, Response = Resp>>);
 
-impl<O, S> Clone for Pipeline<O, S> {
+impl<Req, Resp> Clone for Below<Req, Resp> {
     fn clone(&self) -> Self {
-        Self { operator: self.operator.clone(), service: self.service.clone() }
+        Self(self.0.clone())
     }
 }
 
-impl<O, S> Service for Pipeline<O, S>
-where
-    O: Operator,
-    S: Service<Request = O::InnerRequest, Response = O::InnerResponse>,
-{
+impl<Req, Resp> std::fmt::Debug for Below<Req, Resp> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Below")
+    }
+}
+
+impl<Req: Send + 'static, Resp: Send + 'static> Below<Req, Resp> {
+    /// Hands a request on. Resolves when it was taken, or was refused.
+    pub async fn call(&self, request: Req) -> Result<Answers<Resp>, CallError> {
+        self.0.call(request).await
+    }
+}
+
+/// An operator in front of a service; itself a service, so pipelines nest. Cheap to clone.
+pub struct Pipeline<O: Operator> {
+    operator: Arc<O>,
+    below: Below<O::InnerRequest, O::InnerResponse>,
+}
+
+impl<O: Operator> Clone for Pipeline<O> {
+    fn clone(&self) -> Self {
+        Self { operator: self.operator.clone(), below: self.below.clone() }
+    }
+}
+
+impl<O: Operator> std::fmt::Debug for Pipeline<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pipeline")
+    }
+}
+
+impl<O: Operator> Service for Pipeline<O> {
     type Request = O::Request;
     type Response = O::Response;
 
     fn call(&self, request: O::Request) -> BoxFuture<'static, Result<Answers<O::Response>, CallError>> {
-        let (operator, service) = (self.operator.clone(), self.service.clone());
-        async move {
-            let refused = |fault| CallError::Request(super::RequestFault::Rejected(fault));
-            let (inner, state) = operator.forward(request).await.map_err(refused)?;
-            let answers = service.call(inner).await?;
-            Ok(operator.backward(state, answers))
-        }
-        .boxed()
+        let (operator, below) = (self.operator.clone(), self.below.clone());
+        async move { operator.call(request, below).await }.boxed()
     }
 }
 
@@ -137,9 +179,8 @@ where
     fn call(&self, request: Req) -> BoxFuture<'static, Result<Answers<Resp>, CallError>> {
         let answers = (self.function)(request);
         async move {
-            let refused = |fault| CallError::Request(super::RequestFault::Rejected(fault));
-            let failed = |fault| CallError::Request(super::RequestFault::Failed(fault));
-            let answers = answers.await.map_err(refused)?;
+            let failed = |fault| CallError::Request(RequestFault::Failed(fault));
+            let answers = answers.await?;
             Ok(Answers::new(answers.map(move |answer| answer.map_err(failed))))
         }
         .boxed()

@@ -1,9 +1,9 @@
-//! Actors on other nodes: start them by a factory's name, ask them, follow them, stop them.
+//! Actors on other nodes: start them by a factory's name, ask and tell them, follow them, stop them.
 //!
 //! Called by programs. Starting and stopping are control operations; requests are streams to the actor's own
-//! endpoint, in the incarnation that it was started in. Bounds: a deadline on each.
+//! endpoint, in the incarnation that it was started in. Bounds: a deadline on each; one outbox a handle.
 
-use std::{marker::PhantomData, time::Duration};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use serde::Serialize;
 use serde_bytes::ByteBuf;
@@ -17,13 +17,28 @@ use super::{
     error::CallError,
     instances::InstanceId,
     monitor::Monitor,
-    spawn::{Again, OP_SPAWN, OP_STOP, SpawnError, SpawnRequest, endpoint_of},
+    owners::Owner,
+    spawn::{OP_SPAWN, OP_STOP, SpawnError, SpawnRequest, endpoint_of},
+    told::{Outbox, TellError},
+    tries::Shared,
 };
 use crate::{
     mesh::Mesh,
     stream::{Fault, FaultKind},
     supervise::Restart,
 };
+
+/// With whom an actor that was started from elsewhere ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Lifetime {
+    /// With its owner: the actor in whose code it was started, in that life of it, or else the program's node. It is
+    /// stopped when the owner ends or its node is declared down, also by a split of the network; a broken link alone
+    /// does nothing. Until then its restart policy holds.
+    #[default]
+    Linked,
+    /// With nobody: until it is stopped, or its own node ends.
+    Detached,
+}
 
 /// How an actor is started on another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,13 +47,16 @@ pub struct SpawnOptions {
     pub name: Option<String>,
     /// When its supervisor there starts it again.
     pub restart: Restart,
+    /// With whom it ends.
+    pub lifetime: Lifetime,
     /// Longest wait for the other node.
     pub limit: Duration,
 }
 
 impl Default for SpawnOptions {
     fn default() -> Self {
-        Self { name: None, restart: Restart::Permanent, limit: Duration::from_secs(10) }
+        let limit = Duration::from_secs(10);
+        Self { name: None, restart: Restart::Permanent, lifetime: Lifetime::Linked, limit }
     }
 }
 
@@ -48,6 +66,7 @@ pub struct RemoteActor<A: Actor> {
     name: String,
     id: InstanceId,
     client: Client<A::Request, A::Reply>,
+    outbox: Arc<Outbox>,
     _of: PhantomData<fn() -> A>,
 }
 
@@ -58,6 +77,7 @@ impl<A: Actor> Clone for RemoteActor<A> {
             name: self.name.clone(),
             id: self.id.clone(),
             client: self.client.clone(),
+            outbox: self.outbox.clone(),
             _of: PhantomData,
         }
     }
@@ -71,7 +91,7 @@ impl<A: Actor> std::fmt::Debug for RemoteActor<A> {
 
 impl Mesh {
     /// Starts an actor on a node (also on this one) with a factory that it has registered. Resolves when the actor
-    /// runs there.
+    /// runs there. It ends with whoever starts it ([`Lifetime::Linked`]).
     pub async fn spawn_on<A: Actor>(
         &self,
         node: &NodeId,
@@ -81,7 +101,7 @@ impl Mesh {
         self.spawn_on_with(node, factory, args, SpawnOptions::default()).await
     }
 
-    /// The same with a name, a restart policy and a limit of the caller's.
+    /// The same with a name, a restart policy, a lifetime and a limit of the caller's.
     pub async fn spawn_on_with<A: Actor>(
         &self,
         node: &NodeId,
@@ -92,14 +112,17 @@ impl Mesh {
         let id: u64 = rand::random();
         let name = options.name.unwrap_or_else(|| format!("{factory}-{:08x}", id >> 32));
         endpoint_of(&name)?;
-        let restart = match options.restart {
-            Restart::Permanent => Again::Permanent,
-            Restart::Transient => Again::Transient,
-            Restart::Temporary => Again::Temporary,
-        };
-        let args = ByteBuf::from(Vec::from(encode_reply(args)?));
-        let request =
-            encode_reply(&SpawnRequest { factory: factory.to_owned(), name: name.clone(), id, restart, args })?;
+        let owner = Owner::current(self);
+        // An actor that this node starts on itself ends with the node anyway.
+        let linked = options.lifetime == Lifetime::Linked && (owner.actor.is_some() || node != self.node());
+        let request = encode_reply(&SpawnRequest {
+            factory: factory.to_owned(),
+            name: name.clone(),
+            id,
+            restart: options.restart.into(),
+            args: ByteBuf::from(Vec::from(encode_reply(args)?)),
+            owner: linked.then_some(owner),
+        })?;
         let deadline = Instant::now() + options.limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -141,8 +164,9 @@ impl<A: Actor> RemoteActor<A> {
     fn at(mesh: &Mesh, node: &NodeId, incarnation: Incarnation, name: String) -> Result<Self, starling_ids::NameError> {
         let endpoint = endpoint_of(&name)?;
         let id = InstanceId { endpoint: endpoint.clone(), node: node.clone(), incarnation };
-        let client = Client::new(mesh, endpoint).direct(&id);
-        Ok(Self { mesh: mesh.clone(), name, id, client, _of: PhantomData })
+        let client = Client::new(mesh, endpoint, Shared::new()).direct(&id);
+        let outbox = Outbox::new(id.clone(), name.clone());
+        Ok(Self { mesh: mesh.clone(), name, id, client, outbox, _of: PhantomData })
     }
 
     /// Its name on its node.
@@ -160,6 +184,14 @@ impl<A: Actor> RemoteActor<A> {
     /// Asks and waits for the answer, at most 30 s.
     pub async fn ask(&self, request: &A::Request) -> Result<A::Reply, CallError> {
         self.client.unary(request).await
+    }
+
+    /// Sends a request whose answer nobody waits for. `Ok` says that it is in this handle's outbox, which is bounded:
+    /// [`TellError::Full`] says that the actor is slower than its senders. What is told through one handle and its
+    /// clones arrives in order, and at most once: what a broken link, the actor's death or its node's takes along is
+    /// lost and counted. A message that finds the actor being restarted waits for it.
+    pub fn tell(&self, request: &A::Request) -> Result<(), TellError> {
+        self.outbox.put(&self.mesh, request)
     }
 
     /// A client of this actor alone, to set a deadline say.

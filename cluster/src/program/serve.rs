@@ -7,22 +7,23 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::Stream;
 use serde::{Serialize, de::DeserializeOwned};
-use starling_ids::EndpointName;
+use starling_ids::{EndpointName, NameError};
 use thiserror::Error;
 
 use super::{
     endpoint::Endpoint,
     gate::Gate,
     halves::{Receiver, Sender},
-    handlers::{self, Door},
+    handlers::{self, Run},
     instances::InstanceId,
+    opening::Opening,
     pipeline::Service,
 };
 use crate::{
     discovery::{Instance, InstanceKind, Lifecycle, RecordTooLarge},
     mesh::Mesh,
-    stream::Fault,
-    supervise::Handle,
+    stream::{Fault, FaultKind},
+    supervise::{Handle, Unavailable},
 };
 
 /// Why an endpoint is not served.
@@ -31,6 +32,12 @@ pub enum ServeError {
     /// This node serves it already.
     #[error("this node serves {0} already")]
     Taken(EndpointName),
+    /// The name cannot be one.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The node is leaving the cluster.
+    #[error("this node is leaving the cluster")]
+    Leaving,
     /// The node's record would be too large with it.
     #[error(transparent)]
     Record(#[from] RecordTooLarge),
@@ -47,7 +54,7 @@ where
         F: Fn(Req) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Resp, Fault>> + Send + 'static,
     {
-        self.register(|gate| Door { gate, run: handlers::unary(handler) })
+        self.register(handlers::unary(handler))
     }
 
     /// Answers each request with a stream of values; [`super::emit`] writes one like a loop. The future decides
@@ -58,20 +65,39 @@ where
         Fut: Future<Output = Result<S, Fault>> + Send + 'static,
         S: Stream<Item = Result<Resp, Fault>> + Send + 'static,
     {
-        self.register(|gate| Door { gate, run: handlers::streaming(handler) })
+        self.register(handlers::streaming(handler))
     }
 
-    /// Answers both ways: requests come as they are sent, answers go out as they are ready.
+    /// Answers both ways: requests come as they are sent, answers go out as they are ready. Every call is taken; with
+    /// [`Self::serve_opening`] the handler decides.
     pub fn serve_duplex<F, Fut>(&self, handler: F) -> Result<ServedEndpoint, ServeError>
     where
         F: Fn(Receiver<Req>, Sender<Resp>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), Fault>> + Send + 'static,
     {
-        self.register(|gate| Door { gate, run: handlers::duplex(handler) })
+        let handler = Arc::new(handler);
+        self.serve_opening(move |opening: Opening<Req, Resp>| {
+            let handler = handler.clone();
+            async move {
+                let (requests, answers) = opening.accept()?;
+                handler(requests, answers).await
+            }
+        })
+    }
+
+    /// The same with a handler that takes the call itself: a fault that it returns before [`Opening::accept`] refuses
+    /// the call before any data, and another instance is asked where the fault's kind allows it.
+    pub fn serve_opening<F, Fut>(&self, handler: F) -> Result<ServedEndpoint, ServeError>
+    where
+        F: Fn(Opening<Req, Resp>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), Fault>> + Send + 'static,
+    {
+        self.register(handlers::duplex(handler))
     }
 
     /// Hands each request to an actor of this program's own message type: `wrap` makes the message, whose port takes
-    /// the answer. No answer within `limit`, or an actor that is down, is told to the asker as unavailable.
+    /// the answer. An actor that is down is told to the asker as unavailable; one that dropped the question as internal,
+    /// and no answer within `limit` as an exceeded deadline: it may have acted on the request.
     pub fn serve_actor<M, W>(&self, actor: &Handle<M>, limit: Duration, wrap: W) -> Result<ServedEndpoint, ServeError>
     where
         M: ractor::Message,
@@ -80,7 +106,7 @@ where
         let (actor, wrap) = (actor.clone(), Arc::new(wrap));
         self.serve(move |request: Req| {
             let (actor, wrap) = (actor.clone(), wrap.clone());
-            async move { actor.call(move |port| wrap(request, port), limit).await? }
+            async move { actor.call(move |port| wrap(request, port), limit).await.map_err(unanswered)? }
         })
     }
 
@@ -100,9 +126,11 @@ where
         })
     }
 
-    fn register(&self, door: impl FnOnce(Arc<Gate>) -> Door) -> Result<ServedEndpoint, ServeError> {
+    fn register(&self, run: Arc<Run>) -> Result<ServedEndpoint, ServeError> {
+        self.mesh.programs().check_staying().map_err(|_| ServeError::Leaving)?;
         let gate = Gate::new(self.in_flight_max);
-        let taken = self.mesh.endpoints().claim(self.name.clone(), Arc::new(door(gate.clone())));
+        let door = self.mesh.programs().door(&self.mesh, gate.clone(), run);
+        let taken = self.mesh.endpoints().claim(self.name.clone(), Arc::new(door));
         if !taken {
             return Err(ServeError::Taken(self.name.clone()));
         }
@@ -111,6 +139,16 @@ where
         served.publish(self.labels.clone())?;
         Ok(served)
     }
+}
+
+/// What the asker of an actor is told: apart whether the question may have been acted on.
+fn unanswered(error: Unavailable) -> Fault {
+    let kind = match &error {
+        Unavailable::NotRunning(_) => FaultKind::Unavailable,
+        Unavailable::Timeout { .. } => FaultKind::DeadlineExceeded,
+        Unavailable::Dropped(_) => FaultKind::Internal,
+    };
+    Fault::new(kind, error.to_string())
 }
 
 /// An endpoint that is served. Dropping it unregisters the endpoint; requests under way go on.

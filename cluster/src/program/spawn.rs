@@ -1,34 +1,32 @@
 //! Actors of programs on this node: started by name, here or by another node through a registered factory.
 //!
-//! Called through [`Mesh`] and by the control operations `program/spawn` and `program/stop`. All of them are children
-//! of the supervisor `programs`, which never gives up: an actor that fails over and over is slowed by its backoff and
-//! takes no other with it. Bounds: [`ACTORS_MAX`] actors.
+//! Called through [`Mesh`] and by the control operations `program/spawn` and `program/stop`. Bounds: [`ACTORS_MAX`]
+//! actors, [`ASKERS_MAX`] requests of other nodes at one of them.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_bytes::ByteBuf;
-use starling_ids::{EndpointName, NameError};
+use starling_ids::{EndpointName, NameError, NodeId};
 use thiserror::Error;
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::watch;
 
 use super::{
-    actor::{Actor, ActorHandle, Host, Mailbox, Make},
+    actor::{Actor, ActorHandle, Begin, Host, Mailbox, Make},
     codec::{decode_request, encode_reply},
     gate::Gate,
-    handlers::{self, Door},
-    monitor::{self, Life},
+    handlers::{self, Asked, Run},
+    monitor::{self, Life, StopReason},
+    owners::Owner,
+    programs::{Entry, Programs},
+    told,
 };
 use crate::{
     mesh::{Mesh, WeakMesh},
-    stream::{Endpoints, Fault, FaultKind},
-    supervise::{Policy, Restart, SuperviseError, SupervisorHandle, child},
+    stream::{Fault, FaultKind},
+    supervise::{Restart, SuperviseError, child},
 };
 
 /// Starts an actor on the node asked.
@@ -78,6 +76,9 @@ pub(super) struct SpawnRequest {
     pub(super) id: u64,
     pub(super) restart: Again,
     pub(super) args: ByteBuf,
+    /// Who it ends with; none for a detached one.
+    #[serde(default)]
+    pub(super) owner: Option<Owner>,
 }
 
 /// [`Restart`] as it crosses the wire.
@@ -88,99 +89,41 @@ pub(super) enum Again {
     Temporary,
 }
 
-type Factory = dyn Fn(Mesh, SpawnRequest) -> BoxFuture<'static, Result<(), Fault>> + Send + Sync;
-
-struct Entry {
-    id: u64,
-    life: watch::Receiver<Life>,
-}
-
-/// What a node knows about its programs' actors.
-pub(crate) struct Programs {
-    supervisor: OnceCell<SupervisorHandle>,
-    factories: RwLock<BTreeMap<String, Arc<Factory>>>,
-    actors: Arc<Mutex<BTreeMap<String, Entry>>>,
-    installed: std::sync::Once,
-}
-
-impl Default for Programs {
-    fn default() -> Self {
-        let (factories, actors) = (RwLock::default(), Arc::default());
-        Self { supervisor: OnceCell::new(), factories, actors, installed: std::sync::Once::new() }
-    }
-}
-
-impl Programs {
-    async fn supervisor(&self, mesh: &Mesh) -> Result<&SupervisorHandle, SuperviseError> {
-        // Crash loops are slowed by backoff; they never end the supervisor and with it everybody else's actors.
-        let policy = Policy { failures_max: usize::MAX, window: Duration::ZERO, ..Policy::default() };
-        self.supervisor.get_or_try_init(|| mesh.supervisor().child_supervisor("programs", policy)).await
-    }
-
-    fn actors(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
-        self.actors.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn factory(&self, name: &str) -> Option<Arc<Factory>> {
-        self.factories.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
-    }
-
-    pub(super) fn life(&self, name: &str) -> Option<watch::Receiver<Life>> {
-        self.actors().get(name).map(|entry| entry.life.clone())
-    }
-
-    pub(super) async fn stop(&self, mesh: &Mesh, name: &str) -> Result<bool, Fault> {
-        let supervisor = self.supervisor(mesh).await.map_err(|error| Fault::from(SpawnError::from(error)))?;
-        let life = self.life(name);
-        match supervisor.remove(name).await {
-            Ok(()) => {
-                if let Some(mut life) = life {
-                    // The supervisor answers just before it drops the specification; from then on the name is free.
-                    let ended = life.wait_for(|life| life.ended);
-                    let _over_either_way = tokio::time::timeout(Duration::from_secs(1), ended).await.is_ok();
-                }
-                Ok(true)
-            }
-            Err(SuperviseError::Unknown(_)) => Ok(false),
-            Err(error) => Err(SpawnError::from(error).into()),
+impl From<Again> for Restart {
+    fn from(again: Again) -> Self {
+        match again {
+            Again::Permanent => Self::Permanent,
+            Again::Transient => Self::Transient,
+            Again::Temporary => Self::Temporary,
         }
     }
+}
 
-    /// Serves what other nodes ask for, once.
-    fn install(&self, mesh: &Mesh) {
-        self.installed.call_once(|| {
-            let weak = mesh.downgrade();
-            mesh.serve_op(OP_SPAWN, Arc::new(move |_from, body| answer_spawn(weak.clone(), body).boxed()));
-            let weak = mesh.downgrade();
-            mesh.serve_op(OP_STOP, Arc::new(move |_from, body| answer_stop(weak.clone(), body).boxed()));
-            monitor::serve(mesh);
-        });
+impl From<Restart> for Again {
+    fn from(restart: Restart) -> Self {
+        match restart {
+            Restart::Permanent => Self::Permanent,
+            Restart::Transient => Self::Transient,
+            Restart::Temporary => Self::Temporary,
+        }
     }
+}
+
+/// Serves what other nodes ask for; called once, when the node starts.
+pub(crate) fn install(mesh: &Mesh) {
+    let weak = mesh.downgrade();
+    mesh.serve_op(OP_SPAWN, Arc::new(move |from, body| answer_spawn(weak.clone(), from, body).boxed()));
+    let weak = mesh.downgrade();
+    mesh.serve_op(OP_STOP, Arc::new(move |_from, body| answer_stop(weak.clone(), body).boxed()));
+    monitor::serve(mesh);
 }
 
 /// Where an actor is asked by other nodes.
 pub(super) fn endpoint_of(name: &str) -> Result<EndpointName, NameError> {
-    EndpointName::new(&format!("starling/program/{name}"))
-}
-
-/// Dropped when the supervisor has given an actor up for good: the last thing that held its specification is gone.
-struct Gone {
-    name: String,
-    endpoint: EndpointName,
-    endpoints: Endpoints,
-    actors: Arc<Mutex<BTreeMap<String, Entry>>>,
-    life: Arc<watch::Sender<Life>>,
-}
-
-impl Drop for Gone {
-    fn drop(&mut self) {
-        self.endpoints.remove(&self.endpoint);
-        self.actors.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
-        self.life.send_modify(|life| {
-            life.running = false;
-            life.ended = true;
-        });
-    }
+    EndpointName::new(&format!("starling/program/{name}")).map_err(|_| {
+        let value = name.chars().take(80).collect();
+        NameError { field: "actor name", value, rule: "1 to 48 of a-z 0-9 . _ -, beginning with a letter or digit" }
+    })
 }
 
 impl Mesh {
@@ -192,7 +135,8 @@ impl Mesh {
         restart: Restart,
         make: impl Fn() -> A + Send + Sync + 'static,
     ) -> Result<ActorHandle<A>, SpawnError> {
-        spawn_named(self, name, (restart, rand::random()), Arc::new(move || Ok(make()))).await
+        let birth = Birth { restart, id: rand::random(), owner: None };
+        spawn_named(self, name, birth, Arc::new(move || Ok(make()))).await
     }
 
     /// Lets other nodes start actors here by the name of a factory and arguments. `make` builds the actor for each of
@@ -203,95 +147,109 @@ impl Mesh {
         A: Actor,
     {
         let make = Arc::new(make);
-        let factory = move |mesh: Mesh, request: SpawnRequest| {
+        let factory = move |mesh: Mesh, request: SpawnRequest| -> BoxFuture<'static, Result<(), Fault>> {
             let make = make.clone();
             async move {
-                let restart = match request.restart {
-                    Again::Permanent => Restart::Permanent,
-                    Again::Transient => Restart::Transient,
-                    Again::Temporary => Restart::Temporary,
-                };
+                let SpawnRequest { name, id, args, restart, owner, .. } = request;
                 // Read once here, so that a wrong argument is told as such; and again for each life.
-                decode_request::<Args>(&request.args)?;
-                let SpawnRequest { name, id, args, .. } = request;
+                decode_request::<Args>(&args)?;
                 let begin = move || make(decode_request(&args)?);
-                spawn_named(&mesh, &name, (restart, id), Arc::new(begin)).await?;
+                let birth = Birth { restart: restart.into(), id, owner };
+                spawn_named(&mesh, &name, birth, Arc::new(begin)).await?;
                 Ok(())
             }
             .boxed()
         };
-        let programs = self.programs();
-        programs.factories.write().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), Arc::new(factory));
-        programs.install(self);
+        self.programs().add_factory(name, Arc::new(factory));
     }
+}
+
+/// How an actor comes into the world.
+struct Birth {
+    restart: Restart,
+    id: u64,
+    owner: Option<Owner>,
 }
 
 async fn spawn_named<A: Actor>(
     mesh: &Mesh,
     name: &str,
-    (restart, id): (Restart, u64),
+    birth: Birth,
     make: Make<A>,
 ) -> Result<ActorHandle<A>, SpawnError> {
     let (programs, endpoint) = (mesh.programs(), endpoint_of(name)?);
-    programs.install(mesh);
+    programs.check_staying()?;
     let supervisor = programs.supervisor(mesh).await?;
-    let life = Arc::new(watch::Sender::new(Life::default()));
-    let duplicate = || SuperviseError::Duplicate(format!("programs/{name}"));
-    {
-        let mut actors = programs.actors();
-        if actors.contains_key(name) {
-            return Err(duplicate().into());
-        }
-        if actors.len() >= ACTORS_MAX {
-            return Err(SpawnError::Full);
-        }
-        actors.insert(name.to_owned(), Entry { id, life: life.subscribe() });
-    }
-    let gone = Gone {
-        name: name.to_owned(),
-        endpoint: endpoint.clone(),
-        endpoints: mesh.endpoints().clone(),
-        actors: programs.actors.clone(),
-        life: life.clone(),
-    };
+    let Birth { restart, id, owner } = birth;
+    let (linked, life) = (owner.is_some(), Arc::new(watch::Sender::new(Life::default())));
     let mailbox = Mailbox::<A>::new();
-    let asked = mailbox.clone();
-    let ask = move |request| {
-        let asked = asked.clone();
-        async move { asked.ask(request).await }
-    };
-    mesh.endpoints().serve(endpoint, Arc::new(Door { gate: Gate::new(ASKERS_MAX), run: handlers::unary(ask) }));
+    if let Some(owner) = &owner {
+        mailbox.handle().stats().set_owner(&owner.to_string());
+    }
+    enter(programs, name, Entry { id, life: life.clone(), owner })?;
+    let gone = programs.gone(mesh, name, &endpoint, life.clone());
+    let door = programs.door(mesh, Gate::new(ASKERS_MAX), run(&mailbox, &life));
+    mesh.endpoints().serve(endpoint, Arc::new(door));
     // The supervisor tells a failed start in words; the fault itself is kept for whoever asked.
     let refused = Arc::new(Mutex::new(None::<Fault>));
     let noted = refused.clone();
     let make: Make<A> = Arc::new(move || {
         make().inspect_err(|fault| *noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone()))
     });
+    let (node, actor): (NodeId, Arc<str>) = (mesh.node().clone(), name.into());
     let begin = move || {
         let _kept_with_the_specification = &gone;
-        (Host::<A>::new(), (make.clone(), life.clone()))
+        let begin = Begin { make: make.clone(), life: life.clone(), node: node.clone(), name: actor.clone() };
+        (Host::<A>::new(), begin)
     };
     if let Err(error) = supervisor.add(child(name, "program", restart, mailbox.handle(), begin)).await {
         let refused = refused.lock().unwrap_or_else(PoisonError::into_inner).take();
         return Err(refused.map_or_else(|| error.into(), SpawnError::Refused));
     }
+    if linked {
+        programs.watch_owners(mesh).await?;
+    }
     Ok(ActorHandle::new(mesh, name.to_owned(), mailbox))
+}
+
+/// Writes an actor into the book, under a name that is free.
+fn enter(programs: &Programs, name: &str, entry: Entry) -> Result<(), SpawnError> {
+    let mut actors = programs.actors();
+    if actors.contains_key(name) {
+        return Err(SuperviseError::Duplicate(format!("programs/{name}")).into());
+    }
+    if actors.len() >= ACTORS_MAX {
+        return Err(SpawnError::Full);
+    }
+    actors.insert(name.to_owned(), entry);
+    Ok(())
+}
+
+/// What an actor's endpoint does: one question with a body, or a stream of messages without.
+fn run<A: Actor>(mailbox: &Mailbox<A>, life: &Arc<watch::Sender<Life>>) -> Arc<Run> {
+    let asked = mailbox.clone();
+    let ask = handlers::unary(move |request| {
+        let asked = asked.clone();
+        async move { asked.ask(request).await }
+    });
+    let told = told::listen(mailbox.clone(), life.clone());
+    Arc::new(move |asked: Asked| if asked.body.is_empty() { told(asked) } else { ask(asked) })
 }
 
 fn no_node() -> Fault {
     Fault::new(FaultKind::Unavailable, "the node has ended")
 }
 
-async fn answer_spawn(mesh: WeakMesh, body: Bytes) -> Result<Bytes, Fault> {
+async fn answer_spawn(mesh: WeakMesh, from: NodeId, body: Bytes) -> Result<Bytes, Fault> {
     let request: SpawnRequest = decode_request(&body)?;
     let mesh = mesh.upgrade().ok_or_else(no_node)?;
     let programs = mesh.programs();
     let known = programs.actors().get(&request.name).map(|entry| entry.id);
     if known != Some(request.id) {
-        let Some(factory) = programs.factory(&request.factory) else {
-            return Err(Fault::new(FaultKind::NotFound, format!("no factory {:?} on this node", request.factory)));
-        };
-        factory(mesh.clone(), request).await?;
+        if let Some(owner) = &request.owner {
+            owner.check(&mesh, &from)?;
+        }
+        programs.factory(&request.factory)?(mesh.clone(), request).await?;
     }
     encode_reply(&mesh.incarnation())
 }
@@ -299,5 +257,5 @@ async fn answer_spawn(mesh: WeakMesh, body: Bytes) -> Result<Bytes, Fault> {
 async fn answer_stop(mesh: WeakMesh, body: Bytes) -> Result<Bytes, Fault> {
     let name: String = decode_request(&body)?;
     let mesh = mesh.upgrade().ok_or_else(no_node)?;
-    encode_reply(&mesh.programs().stop(&mesh, &name).await?)
+    encode_reply(&mesh.programs().stop(&mesh, &name, StopReason::Asked).await?)
 }

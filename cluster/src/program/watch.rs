@@ -22,6 +22,16 @@ const EVENTS_MAX: usize = 256;
 type Wanted = dyn Fn(&InstanceView) -> bool + Send + Sync;
 
 /// A [`Stream`] of [`InstanceEvent`]s, the first of which is a resync with what is known now. Ends with the node.
+///
+/// What holds, for a reader that applies every event to a map by [`super::InstanceId`]:
+///
+/// - After the last event that is ready, the map is what [`crate::mesh::Mesh::list_instances`] shows.
+/// - `Added` is only told of instances that the map lacks, `Changed` and `Removed` only of those it has. A node that
+///   starts again is another instance: the old one is removed.
+/// - Events are net: changes that came while the reader was busy are told as one, or not at all when they cancelled one
+///   another out. Nothing is queued for a slow reader, so it costs no memory, and is never told something outdated.
+/// - More than 256 changes at once come as one `Resync`: forget the map and take this one.
+/// - Nodes see changes of others within a gossip round or two of one another, not at the same moment.
 pub struct InstanceWatch {
     events: BoxStream<'static, InstanceEvent>,
 }
@@ -33,6 +43,7 @@ impl std::fmt::Debug for InstanceWatch {
 }
 
 struct State {
+    mesh: Mesh,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     wanted: Box<Wanted>,
     told: Option<Vec<InstanceView>>,
@@ -41,7 +52,8 @@ struct State {
 
 impl InstanceWatch {
     pub(super) fn new(mesh: &Mesh, wanted: impl Fn(&InstanceView) -> bool + Send + Sync + 'static) -> Self {
-        let state = State { snapshots: mesh.watch(), wanted: Box::new(wanted), told: None, waiting: VecDeque::new() };
+        let (snapshots, wanted, waiting) = (mesh.watch(), Box::new(wanted), VecDeque::new());
+        let state = State { mesh: mesh.clone(), snapshots, wanted, told: None, waiting };
         let events = futures::stream::unfold(state, |mut state| async move {
             let event = state.next().await?;
             Some((event, state))
@@ -70,7 +82,10 @@ impl State {
                 return Some(event);
             }
             if self.told.is_some() {
-                self.snapshots.changed().await.ok()?;
+                tokio::select! {
+                    changed = self.snapshots.changed() => changed.ok()?,
+                    () = self.mesh.ended() => return None,
+                }
             }
             let snapshot = self.snapshots.borrow_and_update().clone();
             let now = instances::list(&snapshot, &self.wanted);

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use starling_ids::{EndpointName, NodeId};
 
-use super::{Context, Fault, StreamRx, StreamTx};
+use super::{Context, Fault, FaultKind, StreamRx, StreamTx};
+use crate::near;
 
 /// Answers streams of one endpoint. Called on the runtime; must not block.
 pub trait StreamHandler: Send + Sync + 'static {
@@ -64,7 +65,7 @@ impl Acceptor {
 impl Drop for Acceptor {
     fn drop(&mut self) {
         if let Some(answer) = self.answer.take() {
-            answer(Err(Fault::new(super::FaultKind::Internal, "the handler dropped the stream without an answer")));
+            answer(Err(Fault::new(FaultKind::Internal, "the handler dropped the stream without an answer")));
         }
     }
 }
@@ -107,6 +108,18 @@ impl Endpoints {
     #[must_use]
     pub fn get(&self, name: &EndpointName) -> Option<Arc<dyn StreamHandler>> {
         self.table.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// The answer to an open of an endpoint that nobody serves: names that it may have meant, of the same namespace.
+    #[must_use]
+    pub fn not_found(&self, name: &EndpointName) -> Fault {
+        let table = self.table.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let namespace = |name: &EndpointName| name.as_str().split('/').next().map(str::to_owned);
+        let wanted = namespace(name);
+        let names = table.keys().filter(|known| namespace(known) == wanted).map(EndpointName::as_str);
+        let hint =
+            if wanted.as_deref() == Some("starling") { String::new() } else { near::hint(name.as_str(), names, "") };
+        Fault::new(FaultKind::NotFound, format!("no endpoint {name} on this node{hint}"))
     }
 
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<EndpointName, Arc<dyn StreamHandler>>> {

@@ -84,7 +84,7 @@ pub(crate) async fn open(
     (endpoint, context, body): (&EndpointName, Context, Bytes),
 ) -> Result<Opened, StreamError> {
     let Some(handler) = endpoints.get(endpoint) else {
-        return Err(StreamError::Rejected(not_found(endpoint)));
+        return Err(StreamError::Rejected(endpoints.not_found(endpoint)));
     };
     let (sender, receiver) = oneshot::channel();
     let (for_pair, deadline) = (context.clone(), context.deadline());
@@ -110,9 +110,4 @@ pub(crate) async fn open(
         Ok(Err(_)) => Err(StreamError::Broken("the handler vanished".to_owned())),
         Err(_) => Err(StreamError::Deadline),
     }
-}
-
-/// The answer to an open of an endpoint that nobody serves.
-pub(crate) fn not_found(endpoint: &EndpointName) -> Fault {
-    Fault::new(FaultKind::NotFound, format!("no endpoint {endpoint} on this node"))
 }

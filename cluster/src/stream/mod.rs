@@ -5,6 +5,7 @@
 //! both sides send frames under per-stream credits until each has ended. A stream that stops without an
 //! end is broken, never finished. Local streams are channels with the same semantics and no serialization.
 
+mod baggage;
 pub(crate) mod channel;
 mod context;
 mod endpoints;
@@ -15,6 +16,7 @@ pub(crate) mod local;
 #[cfg(test)]
 mod tests;
 
+pub use baggage::{Baggage, BaggageError};
 pub use channel::{STREAM_WINDOW_FRAMES, StreamRx, StreamTx, TrySendError};
 pub use context::Context;
 pub use endpoints::{Acceptor, Endpoints, Incoming, StreamHandler};

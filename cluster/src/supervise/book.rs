@@ -50,6 +50,7 @@ impl ActorState {
 #[derive(Debug, Default)]
 pub struct ActorStats {
     path: OnceLock<Arc<str>>,
+    owner: OnceLock<Arc<str>>,
     depth: AtomicI64,
     restarts: AtomicU64,
     state: AtomicU8,
@@ -86,6 +87,11 @@ impl ActorStats {
     pub(crate) fn set_path(&self, path: &str) {
         // A handle may be given to a second child specification only by mistake; the first path stays.
         self.path.get_or_init(|| Arc::from(path));
+    }
+
+    /// Who it ends with besides its supervisor.
+    pub(crate) fn set_owner(&self, owner: &str) {
+        self.owner.get_or_init(|| Arc::from(owner));
     }
 
     pub(crate) fn sent(&self) {
@@ -134,6 +140,9 @@ pub struct ActorRow {
     pub mailbox_depth: u64,
     /// Time since its last start.
     pub uptime: Duration,
+    /// Who started it from elsewhere and takes it along: a node, or a node and the path of an actor there.
+    #[serde(default)]
+    pub owner: Option<String>,
 }
 
 struct Entry {
@@ -165,6 +174,7 @@ impl ActorBook {
             restarts: entry.stats.restarts(),
             mailbox_depth: entry.stats.mailbox_depth(),
             uptime: entry.stats.uptime(),
+            owner: entry.stats.owner.get().map(ToString::to_string),
         };
         self.lock().iter().map(row).collect()
     }
