@@ -9,7 +9,7 @@ use std::{error::Error, sync::Arc, time::Duration};
 use starling::worker::{
     Backend, Batch, BlockSlot, Computed, EngineError, Node, NodeOptions, Row, TextModel, TokenId, WorkerRole,
 };
-use starling::{ClusterConfig, ClusterKey, Mesh};
+use starling::{JoinConfig, Mesh};
 
 /// Computes batches; the scheduler, the cache, streaming and cancellation are the cluster's.
 struct Alphabet;
@@ -39,8 +39,7 @@ impl Backend for Alphabet {
 async fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [seed, key] = &args[..] else { return Err("usage: custom_worker HOST:PORT KEY_FILE".into()) };
-    let config = ClusterConfig::program("alphabet-1", ClusterKey::load(key.as_ref())?)?.seed(seed);
-    let mesh = Mesh::join(config).await?;
+    let mesh = Mesh::join(JoinConfig::new("alphabet-1").key_file(key).seed(seed)).await?;
     let model = Arc::new(TextModel::new("alphabet", || Alphabet)?);
     let role = WorkerRole { model, engine: "alphabet".to_owned(), count: 1 };
     let node = Node::start(&mesh, NodeOptions { worker: Some(role), router: false }).await?;

@@ -10,7 +10,7 @@
 
 use std::{error::Error, time::Duration};
 
-use starling::{ClusterConfig, ClusterKey, Endpoint, Mesh};
+use starling::{Endpoint, JoinConfig, Mesh};
 
 /// The contract that both sides share: a name, the type of a request, the type of an answer.
 fn echo(mesh: &Mesh) -> Result<Endpoint<String, String>, Box<dyn Error>> {
@@ -20,16 +20,17 @@ fn echo(mesh: &Mesh) -> Result<Endpoint<String, String>, Box<dyn Error>> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let key = ClusterKey::load_or_make("cluster.key".as_ref())?;
+    // One key file for all: whoever starts first makes it.
+    let config = |name: &str| JoinConfig::new(name).key_file_or_new("cluster.key");
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve"] => {
-            let mesh = Mesh::join(ClusterConfig::program("echo", key)?.bind("127.0.0.1:0".parse()?)).await?;
+            let mesh = Mesh::join(config("echo").bind("127.0.0.1:0".parse()?)).await?;
             let _served = echo(&mesh)?.serve(|text| async move { Ok(text) })?;
             println!("ready {}", mesh.address());
             println!("ended: {}", mesh.failed().await);
         }
         ["say", seed, text] => {
-            let mesh = Mesh::join(ClusterConfig::program("caller", key)?.seed(seed)).await?;
+            let mesh = Mesh::join(config("caller").seed(seed)).await?;
             let client = echo(&mesh)?.client();
             if !client.wait_for(1, Duration::from_secs(10)).await {
                 return Err("no echo in this cluster".into());

@@ -10,7 +10,7 @@
 use std::{error::Error, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use starling::{Actor, ClusterConfig, ClusterKey, Fault, Mesh, NodeId};
+use starling::{Actor, Fault, JoinConfig, Mesh, NodeId};
 
 /// An account; nobody can take out more than is in it.
 struct Account {
@@ -40,16 +40,17 @@ impl Actor for Account {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let key = ClusterKey::load_or_make("cluster.key".as_ref())?;
+    // One key file for all: whoever starts first makes it.
+    let config = |name: &str| JoinConfig::new(name).key_file_or_new("cluster.key");
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["host"] => {
-            let mesh = Mesh::join(ClusterConfig::program("host", key)?.bind("127.0.0.1:0".parse()?)).await?;
+            let mesh = Mesh::join(config("host").bind("127.0.0.1:0".parse()?)).await?;
             mesh.register_factory("account", |balance: i64| Ok(Account { balance }));
             println!("ready {}", mesh.address());
             println!("ended: {}", mesh.failed().await);
         }
         ["spawn", seed] => {
-            let mesh = Mesh::join(ClusterConfig::program("teller", key)?.seed(seed)).await?;
+            let mesh = Mesh::join(config("teller").seed(seed)).await?;
             let host = NodeId::new("host")?;
             mesh.wait_for_node(&host, Duration::from_secs(10)).await?;
 

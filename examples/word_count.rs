@@ -11,7 +11,7 @@
 use std::{collections::BTreeMap, error::Error, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use starling::{ClusterConfig, ClusterKey, Endpoint, Fault, Mesh, Receiver, Sender};
+use starling::{Endpoint, Fault, JoinConfig, Mesh, Receiver, Sender};
 
 /// What comes back.
 #[derive(Debug, Serialize, Deserialize)]
@@ -46,18 +46,21 @@ async fn count(mut lines: Receiver<String>, counted: Sender<Counted>) -> Result<
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let key = ClusterKey::load_or_make("cluster.key".as_ref())?;
+    // One key file for all: whoever starts first makes it.
+    let config = |name: &str| JoinConfig::new(name).key_file_or_new("cluster.key");
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve"] => {
-            let mesh = Mesh::join(ClusterConfig::program("words", key)?.bind("127.0.0.1:0".parse()?)).await?;
+            let mesh = Mesh::join(config("words").bind("127.0.0.1:0".parse()?)).await?;
             let _served = words(&mesh)?.serve_duplex(count)?;
             println!("ready {}", mesh.address());
             println!("ended: {}", mesh.failed().await);
         }
         ["feed", seed] => {
-            let mesh = Mesh::join(ClusterConfig::program("feeder", key)?.seed(seed)).await?;
+            let mesh = Mesh::join(config("feeder").seed(seed)).await?;
             let client = words(&mesh)?.client();
-            client.wait_for(1, Duration::from_secs(10)).await;
+            if !client.wait_for(1, Duration::from_secs(10)).await {
+                return Err("no word count in this cluster".into());
+            }
             let (lines, mut counted) = client.duplex().await?.split();
             let text = std::io::read_to_string(std::io::stdin())?;
             let feed = async {

@@ -36,6 +36,7 @@ impl Backend for ClusterBackend {
             spec: call.spec,
             time_left: call.deadline,
             trace_parent: call.trace_parent,
+            baggage: call.baggage,
             // One tenant and one class until admission knows more of them.
             tenant: String::new(),
             priority: 0,

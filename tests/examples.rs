@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use starling::{Actor, ActorEvent, CallError, ClusterConfig, ClusterKey, DirectoryFault, Fault, Mesh, NodeId};
+use starling::{Actor, ActorEvent, CallError, DirectoryFault, Fault, JoinConfig, Mesh, NodeId};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     process::{Child, ChildStdout, Command},
@@ -112,10 +112,10 @@ async fn remote_spawn_dies_comes_back_and_is_stopped() {
     let expected = [
         "Some(Started)",
         "balance 105",
-        "rejected: unavailable: the actor ended before it answered",
+        "rejected: internal: the actor ended before it answered",
         "Some(Restarted { restarts: 1 })",
         "balance 101",
-        "Some(Stopped)",
+        "Some(Stopped(Asked))",
     ];
     assert_eq!(told, expected);
 }
@@ -141,8 +141,7 @@ impl Actor for Account {
 async fn whoever_follows_an_actor_is_told_when_its_host_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     let mut host = serve(&example("remote_spawn"), folder.path(), &["host"]).await;
-    let key = ClusterKey::load(&folder.path().join("cluster.key")).unwrap();
-    let config = ClusterConfig::program("watcher", key).unwrap().seed(&host.address);
+    let config = JoinConfig::new("watcher").key_file(folder.path().join("cluster.key")).seed(&host.address);
     let mesh = Mesh::join(config.data_dir(folder.path().join("watcher"))).await.unwrap();
     let node = NodeId::new("host").unwrap();
     mesh.wait_for_node(&node, PATIENCE).await.unwrap();

@@ -301,15 +301,19 @@ impl Rig {
         spec: GenerateSpec,
         time_left: Duration,
     ) -> Result<GenerateStream, GenerateError> {
-        let call = Call {
+        self.node.client().generate(self.call(spec, time_left)).await
+    }
+
+    pub(crate) fn call(&self, spec: GenerateSpec, time_left: Duration) -> Call {
+        Call {
             request: RequestId(rand::random()),
             spec,
             time_left,
             trace_parent: None,
+            baggage: Default::default(),
             tenant: String::new(),
             priority: 0,
-        };
-        self.node.client().generate(call).await
+        }
     }
 
     /// Generates and reads to the end.

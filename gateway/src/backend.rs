@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{future::BoxFuture, stream::BoxStream};
 use starling_actors::{
+    client::Baggage,
     engine::{ModelCard, TokenizerBundle},
     generate::{GenerateError, GenerateFrame, GenerateSpec, ServedModel},
 };
@@ -24,6 +25,8 @@ pub struct Call {
     pub deadline: Duration,
     /// W3C `traceparent` of the client, checked for its form.
     pub trace_parent: Option<String>,
+    /// W3C baggage of the client, within its limits.
+    pub baggage: Baggage,
 }
 
 /// Whether new requests should be sent here.

@@ -13,7 +13,7 @@ use hyper::{
     body::Body as _,
     header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue},
 };
-use starling_actors::{engine::ModelCard, generate::GenerateError};
+use starling_actors::{client::Baggage, engine::ModelCard, generate::GenerateError};
 use starling_ids::{ModelId, RequestId};
 
 use crate::{
@@ -48,6 +48,8 @@ pub(crate) struct Names {
     pub(crate) echo: HeaderValue,
     /// The client's trace, if its header is well formed.
     pub(crate) trace_parent: Option<String>,
+    /// The client's baggage, as much of it as the cluster carries.
+    pub(crate) baggage: Baggage,
 }
 
 impl Names {
@@ -66,8 +68,23 @@ impl Names {
             request,
             echo: given.cloned().unwrap_or_else(ours),
             trace_parent: trace.filter(|text| is_trace_parent(text)).map(str::to_owned),
+            baggage: baggage(headers),
         }
     }
+}
+
+/// All `baggage` headers as one list. What is past a limit or cannot be read is left out: it is no reason to refuse a
+/// request.
+fn baggage(headers: &HeaderMap) -> Baggage {
+    let values: Vec<&str> = headers.get_all("baggage").iter().filter_map(|value| value.to_str().ok()).collect();
+    if values.is_empty() {
+        return Baggage::default();
+    }
+    let (baggage, left_out) = Baggage::from_header(&values.join(","));
+    if left_out > 0 {
+        tracing::debug!(left_out, "pairs of a client's baggage are not carried");
+    }
+    baggage
 }
 
 /// `00-<32 hex>-<16 hex>-<2 hex>`, lower case.

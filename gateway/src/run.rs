@@ -64,6 +64,7 @@ impl Run {
                 spec,
                 deadline: deadline.saturating_duration_since(tokio::time::Instant::now()),
                 trace_parent: start.names.trace_parent.clone(),
+                baggage: start.names.baggage.clone(),
             })
         });
         let accepted = match tokio::time::timeout_at(deadline, try_join_all(calls)).await {

@@ -15,8 +15,10 @@ Examples:
   starling actors --json | jq '[.actors[].restarts] | add'
 
 RESTARTS counts how often the supervisor started the actor again; MAILBOX is
-the number of messages that wait. The asked node asks every member and names
-those that did not answer in time, on standard error (`missing` in JSON).
+the number of messages that wait. OWNER is the node, or the node and the actor,
+that started it from elsewhere and takes it along when it ends. The asked node
+asks every member and names those that did not answer in time, on standard
+error (`missing` in JSON).
 
 Exit codes: 0 printed, 2 wrong command line, 3 no node answered.";
 
@@ -34,7 +36,7 @@ impl Actors {
         if self.inspect.json {
             return print_json(&all);
         }
-        let mut out = table::table(&["node", "actor", "kind", "state", "restarts", "mailbox", "uptime"]);
+        let mut out = table::table(&["node", "actor", "kind", "state", "restarts", "mailbox", "uptime", "owner"]);
         for row in all.actors {
             out.add_row([
                 row.node,
@@ -44,6 +46,7 @@ impl Actors {
                 row.restarts.to_string(),
                 row.mailbox_depth.to_string(),
                 table::duration(row.uptime_secs),
+                row.owner.unwrap_or_else(|| "-".to_owned()),
             ]);
         }
         table::print(out);

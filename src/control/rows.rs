@@ -70,6 +70,9 @@ pub struct ActorRow {
     pub mailbox_depth: u64,
     /// Seconds since its last start.
     pub uptime_secs: u64,
+    /// Who started it from elsewhere and takes it along: `NODE`, or `NODE programs/NAME` for an actor there.
+    #[serde(default)]
+    pub owner: Option<String>,
 }
 
 /// A member that did not answer.
@@ -138,6 +141,7 @@ pub(super) fn actor_rows(node: &NodeId, book: &[supervise::ActorRow]) -> Vec<Act
         restarts: actor.restarts,
         mailbox_depth: actor.mailbox_depth,
         uptime_secs: actor.uptime.as_secs(),
+        owner: actor.owner.clone(),
     };
     book.iter().map(row).collect()
 }
@@ -236,8 +240,10 @@ mod tests {
             restarts: 2,
             mailbox_depth: 0,
             uptime: Duration::from_millis(2_900),
+            owner: Some("b programs/parent".into()),
         };
         let rows = actor_rows(&NodeId::new("a").unwrap(), &[actor]);
         assert_eq!((rows[0].node.as_str(), rows[0].state.as_str(), rows[0].uptime_secs), ("a", "running", 2));
+        assert_eq!(rows[0].owner.as_deref(), Some("b programs/parent"));
     }
 }

@@ -39,6 +39,7 @@ async fn tries(inner: &Inner, call: Call, deadline: Instant) -> Result<GenerateS
     let mut ask = route_request(&call, &card);
     let mut context = Context::new(call.request, call.time_left);
     context.trace_parent = call.trace_parent;
+    context.baggage = call.baggage;
     context.tenant = call.tenant;
     context.priority = call.priority;
     let mut spec = call.spec;

@@ -13,6 +13,7 @@ mod stream;
 
 use std::{sync::Arc, time::Duration};
 
+pub use starling_cluster::stream::Baggage;
 use starling_engine::{ModelCard, TokenizerBundle};
 use starling_ids::RequestId;
 
@@ -36,6 +37,8 @@ pub struct Call {
     pub time_left: Duration,
     /// W3C `traceparent`, when the client sent one.
     pub trace_parent: Option<String>,
+    /// What the client wants everybody below to know.
+    pub baggage: Baggage,
     /// Whose request.
     pub tenant: String,
     /// Lower runs first.

@@ -141,6 +141,7 @@ async fn every_decision_can_be_explained() {
         spec: spec(prompt(1, 60), 1),
         time_left: Duration::from_secs(5),
         trace_parent: None,
+        baggage: Default::default(),
         tenant: String::new(),
         priority: 0,
     };

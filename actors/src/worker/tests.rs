@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use starling_cluster::stream::{Context, FaultKind, StreamError};
+use starling_cluster::stream::{Context, FaultKind, Incoming, StreamError, StreamHandler};
 use starling_engine::FinishReason;
 use starling_ids::RequestId;
 
@@ -89,6 +89,35 @@ async fn cnt_03_another_incarnation_is_refused() {
     let own = (rig.mesh.node(), rig.mesh.incarnation());
     let error = rig.mesh.open(own.0, own.1, &names::worker_generate(0), context, body).await.expect_err("refused");
     assert!(matches!(&error, StreamError::Rejected(fault) if fault.kind == FaultKind::StaleIncarnation), "{error}");
+    rig.end().await;
+}
+
+/// Notes the context of each request, then hands it on.
+struct Noting(Arc<dyn StreamHandler>, std::sync::mpsc::Sender<Context>);
+
+impl StreamHandler for Noting {
+    fn open(&self, incoming: Incoming) -> futures::future::BoxFuture<'static, ()> {
+        self.1.send(incoming.context.clone()).expect("somebody listens");
+        self.0.open(incoming)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_gateway_hands_in_arrives_at_the_worker() {
+    let rig = Rig::ready("worker-context", TestModel::new(), 1).await;
+    let door = rig.mesh.endpoints().get(&names::worker_generate(0)).expect("a worker");
+    let (sender, contexts) = std::sync::mpsc::channel();
+    rig.mesh.endpoints().serve(names::worker_generate(0), Arc::new(Noting(door, sender)));
+    let mut call = rig.call(spec(prompt(1, 20), 1), Duration::from_secs(20));
+    call.trace_parent = Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned());
+    call.baggage.set("user", "Ada").expect("fits");
+    (call.tenant, call.priority) = ("acme".to_owned(), 2);
+    let asked = call.clone();
+    all(rig.node.client().generate(call).await.expect("accepted")).await.expect("an answer");
+    let context = contexts.try_recv().expect("one request");
+    assert_eq!((context.request, &context.trace_parent), (asked.request, &asked.trace_parent));
+    assert_eq!((&context.tenant, context.priority, &context.baggage), (&asked.tenant, 2, &asked.baggage));
+    assert!(context.time_left <= asked.time_left);
     rig.end().await;
 }
 

@@ -247,7 +247,25 @@ async fn a_request_keeps_its_name() {
     assert_eq!(reply.headers["x-request-id"], name);
     let call = &cluster.calls()[0];
     assert_eq!((call.request.to_string().as_str(), &call.trace_parent), (name, &None));
+    assert!(call.baggage.is_empty());
     assert_eq!(local.get("/nope").await.headers["x-request-id"].len(), 32);
+}
+
+#[tokio::test]
+async fn trace_and_baggage_go_on_to_the_cluster_and_too_much_of_it_refuses_nobody() {
+    let cluster = hello();
+    let local = Local::new(&cluster);
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let many: Vec<_> = (0..50).map(|n| format!("k{n}=v")).collect();
+    let request = Request::post("/v1/chat/completions")
+        .header("traceparent", trace)
+        .header("baggage", "user=Ada%20L;hops=3, not a pair")
+        .header("baggage", many.join(","));
+    let reply = local.send(request.body(Body::from(super::client::chat_body(json!({})))).expect("good")).await;
+    assert_eq!(reply.status, 200);
+    let call = &cluster.calls()[0];
+    assert_eq!(call.trace_parent.as_deref(), Some(trace));
+    assert_eq!((call.baggage.get("user"), call.baggage.get("k0"), call.baggage.len()), (Some("Ada L"), Some("v"), 32));
 }
 
 #[tokio::test]
