@@ -213,6 +213,7 @@ impl Mesh {
         opened
     }
 
+    #[allow(clippy::too_many_arguments)] // as above
     async fn open_uncounted(
         &self,
         node: &NodeId,

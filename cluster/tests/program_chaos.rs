@@ -3,6 +3,7 @@
 //! Every call must end, with an answer or a typed error; when the fire is over, all ways work again, and what is counted
 //! as open is back at zero. A process of its own, because gauges are counted per process. `STARLING_CHAOS_ROUNDS` sets
 //! the number of deaths.
+#![allow(clippy::unwrap_used)] // the helpers of a test are test code
 
 use std::{
     collections::BTreeMap,
@@ -183,7 +184,7 @@ async fn many(mesh: &Mesh, n: u64) -> Result<(), CallError> {
     while let Some(answer) = answers.next().await {
         assert_eq!(answer?, next, "answers come in order, none twice");
         next += 1;
-        if n % 5 == 0 && next == n / 2 {
+        if n.is_multiple_of(5) && next == n / 2 {
             return Ok(());
         }
     }
@@ -195,19 +196,19 @@ async fn conversation(mesh: &Mesh, n: u64) -> Result<(), CallError> {
     let mut call = endpoint::<u64, u64>(mesh, "both").client().deadline(CALL_MAX).duplex().await?;
     for number in 0..n {
         call.send(&number).await?;
-        if n % 3 == 0 {
+        if n.is_multiple_of(3) {
             let answer = call.next().await;
             assert_eq!(answer.transpose()?, Some(number * 2));
         }
     }
     let rest = call.end().all().await?;
-    assert_eq!(rest.len() as u64, if n % 3 == 0 { 0 } else { n });
+    assert_eq!(rest.len() as u64, if n.is_multiple_of(3) { 0 } else { n });
     Ok(())
 }
 
 /// Starts an actor somewhere, asks and tells it, and stops it or leaves that to its owner.
 async fn remote(from: &Mesh, on: &Mesh, n: u64) -> Result<(), String> {
-    let lifetime = if n % 2 == 0 { Lifetime::Linked } else { Lifetime::Detached };
+    let lifetime = if n.is_multiple_of(2) { Lifetime::Linked } else { Lifetime::Detached };
     let options = SpawnOptions { lifetime, limit: CALL_MAX, ..SpawnOptions::default() };
     let spawned = from.spawn_on_with::<Sum>(on.node(), "sum", &n, options).await;
     let sum: RemoteActor<Sum> = spawned.map_err(|error| format!("spawn {:?}", Fault::from(error).kind))?;
@@ -218,7 +219,7 @@ async fn remote(from: &Mesh, on: &Mesh, n: u64) -> Result<(), String> {
         }
     }
     sum.client().deadline(CALL_MAX).unary(&1).await.map_err(|error| kind(&error))?;
-    if n % 4 == 0 {
+    if n.is_multiple_of(4) {
         // Dies of it, and is started again.
         sum.client().deadline(CALL_MAX).unary(&0).await.map_err(|error| kind(&error)).ok();
     }
