@@ -257,7 +257,8 @@ impl Mesh {
 
     /// Leaves in order: takes no new request of other nodes ([`crate::stream::FaultKind::Draining`], try elsewhere),
     /// waits up to [`LEAVE_MAX`] for what runs in handlers of programs and for messages on their way, says goodbye, and
-    /// ends every actor and task of this node from the leaves up.
+    /// ends every actor and task of this node from the leaves up. A handler that calls this is itself waited for, up to
+    /// the limit.
     pub async fn leave(&self) {
         self.leave_within(LEAVE_MAX).await;
     }

@@ -111,7 +111,8 @@ where
         &self.instance
     }
 
-    /// Sends one value; waits while the other side is behind.
+    /// Sends one value; waits while the other side is behind. [`super::RequestFault::Cancelled`] says that the other side
+    /// reads no more; [`Self::next`] then tells how it ended.
     pub async fn send(&self, value: &Req) -> Result<(), CallError> {
         self.sender.send(value).await
     }

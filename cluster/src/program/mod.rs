@@ -9,7 +9,8 @@
 //! | answer requests | [`Endpoint::serve`], [`Endpoint::serve_stream`], [`Endpoint::serve_duplex`], [`Endpoint::serve_actor`] |
 //! | ask | [`Endpoint::client`]: [`Client::unary`], [`Client::stream`], [`Client::duplex`] |
 //! | keep something running | [`Mesh::spawn`] with an [`Actor`] |
-//! | start it on another node | [`Mesh::register_factory`] there, [`Mesh::spawn_on`] here |
+//! | start it on another node | [`Mesh::register_factory`] there, [`Mesh::spawn_on`] here, with a [`Lifetime`] |
+//! | ask it, tell it, follow it | [`RemoteActor::ask`], [`RemoteActor::tell`], [`RemoteActor::monitor`] |
 //! | know who offers what | [`Mesh::list_instances`], [`Endpoint::watch`] |
 //! | speak to all of a kind | [`Mesh::group`] |
 //! | change requests and answers on their way | [`Operator`] |
