@@ -10,12 +10,14 @@ fn append(path: impl AsRef<std::path::Path>, line: &str) {
     }
 }
 
-/// Notes a figure and fails when it is above its bar. `name` says what was measured, with its unit.
+/// Notes a figure and fails when it is above its bar. `name` says what was measured, with its unit. Where figures are
+/// gathered, a missed bar is only noted, so that the rest of the test is measured too.
 pub(crate) fn bar(name: &str, seen: f64, at_most: f64) {
     eprintln!("figure: {name}: {seen:.2} (bar {at_most})");
     if let Some(path) = std::env::var_os("STARLING_FIGURES") {
         let line = serde_json::json!({"name": name, "seen": seen, "bar": at_most, "ok": seen <= at_most});
         append(path, &line.to_string());
+        return;
     }
     assert!(seen <= at_most, "{name}: {seen:.2} is above the bar of {at_most}");
 }
