@@ -20,6 +20,7 @@ mod mesh_secret;
 mod mesh_split;
 mod mesh_weather;
 mod net;
+mod net_edge;
 mod rest;
 mod serve;
 mod supervision;

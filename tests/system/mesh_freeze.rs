@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    harness::{Node, PATIENCE, ask},
+    harness::{Node, PATIENCE, ask, model},
     net::{
         eyes::{settled, settled_for},
         figures::{bar, lasting, seconds},
@@ -16,11 +16,11 @@ const GATEWAY: &[&str] = &["--role", "router,gateway"];
 const HOLD: Duration = Duration::from_secs(3);
 
 /// Asks a gateway again and again for a time; the slowest answer. Fails at the first that is not an answer.
-async fn serves(gateway: &Node, lasting: Duration) -> Duration {
+async fn serves(gateway: &Node, model: &str, lasting: Duration) -> Duration {
     let (begun, mut slowest, mut count) = (Instant::now(), Duration::ZERO, 0);
     while begun.elapsed() < lasting {
         let asked = Instant::now();
-        let (status, body) = gateway.chat(&ask("simulated", &format!("{count} and on"), 4)).await;
+        let (status, body) = gateway.chat(&ask(model, &format!("{count} and on"), 4)).await;
         assert_eq!(status, 200, "{body}\n{}", gateway.tail());
         slowest = slowest.max(asked.elapsed());
         count += 1;
@@ -64,8 +64,11 @@ async fn mesh_a_a_frozen_node_is_alive_everywhere_soon_after_it_thaws() {
 async fn mesh_d_a_frozen_gateways_workers_stay_and_serve() {
     let Some(lab) = Lab::new(4).await else { return };
     let g1 = lab.start(0, "g1", &[], GATEWAY).await;
-    let w1 = lab.start(1, "w1", &[0], &[]).await;
-    let w2 = lab.start(2, "w2", &[0], &[]).await;
+    // The real engine: what a user would notice.
+    let path = model();
+    let real = ["--engine", "embedded", "--model", path.to_str().unwrap(), "--threads", "1", "--kv-mib", "64"];
+    let w1 = lab.start(1, "w1", &[0], &real).await;
+    let w2 = lab.start(2, "w2", &[0], &real).await;
     let g2 = lab.start(3, "g2", &[0], GATEWAY).await;
     let all = [&g1, &w1, &w2, &g2];
     settled("one cluster", PATIENCE, || lab.eyes.one_cluster(&all, &["g1", "g2", "w1", "w2"])).await;
@@ -74,7 +77,7 @@ async fn mesh_d_a_frozen_gateways_workers_stay_and_serve() {
     let watch = lab.eyes.watch(&rest, &["w1", "w2", "g2"]);
     g1.signal("STOP").await;
     let freeze = lasting(20, 60);
-    let slowest = serves(&g2, freeze).await;
+    let slowest = serves(&g2, &w1.model, freeze).await;
     bar("D: slowest answer of the other gateway meanwhile, s", slowest.as_secs_f64(), 5.0);
     g1.signal("CONT").await;
     let names = ["g1", "g2", "w1", "w2"];
@@ -83,7 +86,7 @@ async fn mesh_d_a_frozen_gateways_workers_stay_and_serve() {
     let gone: Vec<_> = watch.end().into_iter().filter(|(lapse, _)| lapse.state == "down").collect();
     bar("D: workers that left a table", gone.len() as f64, 0.0);
     settled("all instances", PATIENCE, || lab.eyes.same_instances(&all, 6)).await;
-    serves(&g1, Duration::from_secs(1)).await;
+    serves(&g1, &w1.model, Duration::from_secs(1)).await;
     lab.done();
 }
 
