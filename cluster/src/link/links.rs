@@ -277,11 +277,13 @@ impl State {
         if old.incarnation != new.incarnation {
             let (dead, life) = if old.incarnation < new.incarnation { (old, new) } else { (new, old) };
             metrics::counter!(Metric::StaleRefused.name(), "what" => "link").increment(1);
+            // The goodbye first: a link that is over says nothing, and the earlier life may only have been frozen. It
+            // would wait for credits of streams that nobody reads any more.
+            dead.close(Closing::Leaving);
             dead.end(&Ended {
                 reason: format!("the node is in incarnation {} now", life.incarnation).into(),
                 orderly: false,
             });
-            dead.close(Closing::Leaving);
             return;
         }
         // Both dialled at the same time: the link of the lower name stays. Otherwise the old one has lost its
