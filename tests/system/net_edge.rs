@@ -180,7 +180,8 @@ async fn err_05_over_sockets_a_worker_that_fails_is_a_status_or_one_error_frame(
     let cluster = Cluster::new().await;
     let gateway = cluster.up("gw", &["--role", "router,gateway"]).await;
     let key = ClusterKey::load(&cluster.key()).unwrap();
-    let mesh = Mesh::join(ClusterConfig::program("fragile", key).unwrap().seed(&gateway.address)).await.unwrap();
+    let config = ClusterConfig::program("fragile", key).unwrap().seed(&gateway.address);
+    let mesh = Mesh::join(ClusterConfig { data_dir: cluster.data_dir("fragile"), ..config }).await.unwrap();
     let (steps, fails_at) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(u32::MAX)));
     let shared = (steps.clone(), fails_at.clone());
     let make = move || Fragile { steps: shared.0.clone(), fails_at: shared.1.clone() };
