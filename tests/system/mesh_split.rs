@@ -124,7 +124,6 @@ async fn one_way(mute: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a node that comes back spreads whom it believed down meanwhile"]
 async fn mesh_a_node_that_nobody_hears_takes_nobody_down() {
     one_way(true).await;
 }
