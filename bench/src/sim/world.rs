@@ -215,7 +215,7 @@ impl World {
         for effect in effects {
             match effect {
                 Effect::Send { to, payload } => self.send(slot, to, payload),
-                Effect::MembersChanged => self.members_changed(slot),
+                Effect::MembersChanged(changed) => self.members_changed(slot, &changed),
                 Effect::Exchange(peer) => self.open_exchange(slot, peer),
                 Effect::Verify(peer) => self.verify(slot, peer),
                 Effect::NameClash(_) => self.clashes += 1,

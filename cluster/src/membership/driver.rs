@@ -298,7 +298,8 @@ impl Driver {
         }
         if std::mem::take(&mut self.outbox.members_changed) {
             self.resize();
-            self.effects.push(Effect::MembersChanged);
+            let changed = std::mem::take(&mut self.outbox.changed);
+            self.effects.push(Effect::MembersChanged(changed));
         }
         for rumour in self.rumours.try_iter() {
             self.effects.push(Effect::Rumour(rumour));

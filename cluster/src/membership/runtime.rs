@@ -6,6 +6,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use foca::{Codec, Header, Message, Notification, PostcardCodec, Runtime, Timer};
+use starling_ids::NodeId;
 
 use super::{Identity, message, news::News};
 
@@ -16,6 +17,8 @@ pub(super) struct Outbox {
     pub(super) sends: Vec<(SocketAddr, Vec<u8>)>,
     pub(super) timers: Timers,
     pub(super) members_changed: bool,
+    /// Names of those who came or went.
+    pub(super) changed: Vec<NodeId>,
     pub(super) rejoined: bool,
     /// News about members; goes with each packet that can carry it.
     pub(super) news: News,
@@ -56,8 +59,9 @@ impl Outbox {
 impl Runtime<Identity> for Outbox {
     fn notify(&mut self, notification: Notification<'_, Identity>) {
         match notification {
-            Notification::MemberUp(_) | Notification::MemberDown(_) | Notification::Rename(..) => {
+            Notification::MemberUp(id) | Notification::MemberDown(id) | Notification::Rename(_, id) => {
                 self.members_changed = true;
+                self.changed.extend(id.node.clone());
             }
             Notification::Rejoin(_) => self.rejoined = true,
             Notification::Active | Notification::Idle | Notification::Defunct => {}

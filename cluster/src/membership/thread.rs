@@ -264,7 +264,7 @@ impl Gossip {
         for effect in self.driver.take_effects() {
             match effect {
                 Effect::Send { to, payload } => self.socket.send(to, &payload),
-                Effect::MembersChanged => self.unpublished = true,
+                Effect::MembersChanged(_) => self.unpublished = true,
                 Effect::Rumour(rumour) => self.observer.rumour(rumour),
                 Effect::Exchange(peer) => self.observer.exchange(peer),
                 Effect::Verify(peer) => self.observer.visit(peer),

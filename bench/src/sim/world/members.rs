@@ -2,7 +2,6 @@
 //!
 //! Called by the world when a driver says that its list has changed. Pure.
 
-use starling_cluster::membership::Driver;
 use starling_ids::{Incarnation, NodeId};
 
 use super::World;
@@ -15,21 +14,12 @@ impl World {
         (name < self.names.len()).then_some(name)
     }
 
-    /// The driver in `slot` lists others than before.
-    pub(super) fn members_changed(&mut self, slot: usize) {
-        let Some(members) = self.nodes[slot].driver.as_ref().map(Driver::members) else { return };
-        for member in members.values() {
-            self.list(slot, &member.node, Some(member.incarnation));
-        }
-        if self.views.listed(slot) == members.len() {
-            return;
-        }
-        let listed: Vec<usize> = self.views.names_listed(slot).collect();
-        for name in listed {
-            let node = self.names[name].clone();
-            if !members.contains_key(&node) {
-                self.list(slot, &node, None);
-            }
+    /// The driver in `slot` has other news of these than before.
+    pub(super) fn members_changed(&mut self, slot: usize, changed: &[NodeId]) {
+        for node in changed {
+            let Some(driver) = self.nodes[slot].driver.as_ref() else { return };
+            let life = driver.knows(node).filter(|(_, down)| !down).map(|(life, _)| life);
+            self.list(slot, node, life);
         }
     }
 

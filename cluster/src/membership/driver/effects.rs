@@ -31,8 +31,9 @@ pub enum Effect {
         /// What.
         payload: Vec<u8>,
     },
-    /// What [`super::Driver::members`] gives has changed.
-    MembersChanged,
+    /// What [`super::Driver::members`] gives has changed. These have come or gone, as [`super::Driver::knows`] tells for
+    /// each; a member that is suspected, or is not any more, is not among them.
+    MembersChanged(Vec<NodeId>),
     /// A record elsewhere has a new version.
     Rumour(Rumour),
     /// The name is taken; the driver has fallen silent for good.

@@ -227,7 +227,7 @@ impl Sim {
                     let wait = if proof == Proof::Silent { VERIFY_MAX } else { 4 * latency };
                     self.later(wait, Event::Visit { asker: node, whom, proof });
                 }
-                Effect::MembersChanged => {}
+                Effect::MembersChanged(_) => {}
             }
         }
         let wake = self.nodes[node].driver.next_tick();
