@@ -289,6 +289,7 @@ async fn start_mesh(config: &Config, home: &Home, key: ClusterKey) -> Result<Mes
         key,
         roles: config.roles.names(),
         http: None,
+        labels: config.labels.clone(),
         software: concat!("starling ", env!("CARGO_PKG_VERSION")).to_owned(),
         timings: Timings::default(),
     })
@@ -340,8 +341,8 @@ fn publish_gateway(mesh: &Mesh, http: Option<&HttpServer>, lifecycle: Lifecycle)
         record.instances.retain(|instance| instance.endpoint != endpoint);
         if record.roles.iter().any(|role| role == "gateway") {
             let labels = [("http".to_owned(), http.to_string())].into();
-            let kind = InstanceKind::Gateway;
-            record.instances.push(Instance { endpoint, kind, lifecycle, model: None, labels, card: None });
+            let gateway = Instance::new(endpoint, InstanceKind::Gateway, lifecycle);
+            record.instances.push(Instance { labels, ..gateway });
         }
     });
     if let Err(error) = told {

@@ -6,7 +6,7 @@
 //! asks for tokens.
 
 mod announce;
-mod bundle_door;
+mod cards;
 pub mod client;
 pub mod generate;
 pub mod indexer;

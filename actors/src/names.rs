@@ -20,12 +20,6 @@ pub fn router_route() -> EndpointName {
     valid("starling/router/route")
 }
 
-/// Where a node that holds a model hands out its tokenizer.
-#[must_use]
-pub fn node_bundle() -> EndpointName {
-    valid("starling/node/bundle")
-}
-
 /// The index in a worker's generate endpoint; `None` of any other name.
 #[must_use]
 pub fn worker_index(endpoint: &EndpointName) -> Option<u16> {
@@ -46,7 +40,7 @@ mod tests {
     fn a_worker_is_found_by_its_own_name_only() {
         assert_eq!(worker_index(&worker_generate(0)), Some(0));
         assert_eq!(worker_index(&worker_generate(u16::MAX)), Some(u16::MAX));
-        for other in [worker_events(1), router_route(), node_bundle(), valid("starling/worker-01/generate")] {
+        for other in [worker_events(1), router_route(), valid("starling/worker-01/generate")] {
             assert_eq!(worker_index(&other), None, "{other}");
         }
     }

@@ -82,17 +82,7 @@ impl ShardShared {
 
     /// Writes the directory's entry.
     pub(crate) fn publish(&self, lifecycle: Lifecycle) {
-        announce(
-            self.view.mesh(),
-            Instance {
-                endpoint: names::router_route(),
-                kind: InstanceKind::Router,
-                lifecycle,
-                model: None,
-                labels: std::collections::BTreeMap::new(),
-                card: None,
-            },
-        );
+        announce(self.view.mesh(), Instance::new(names::router_route(), InstanceKind::Router, lifecycle));
     }
 
     /// Takes its door and its entry away.

@@ -272,6 +272,7 @@ impl Rig {
             key: ClusterKey::from_bytes([7; 32]),
             roles: Vec::new(),
             http: None,
+            labels: std::collections::BTreeMap::new(),
             software: "test".to_owned(),
             timings: starling_cluster::config::Timings::default(),
         };

@@ -26,7 +26,7 @@ use starling_ids::{BlockHash, RequestId, WorkerId};
 use thiserror::Error;
 
 use crate::{
-    bundle_door::BundleDoor,
+    cards,
     client::ClusterClient,
     indexer::{Indexer, IndexerArgs, knowledge::Knowledge},
     names,
@@ -63,8 +63,8 @@ pub enum NodeError {
     #[error(transparent)]
     Actor(#[from] SuperviseError),
     /// The model's tokenizer cannot be sent.
-    #[error("the tokenizer bundle could not be encoded: {0}")]
-    Bundle(#[from] rmp_serde::encode::Error),
+    #[error("the tokenizer bundle cannot be held for other nodes; the log says why")]
+    Bundle,
 }
 
 /// The cast on one node. Dropping it stops nothing; [`Node::stop`] does.
@@ -188,9 +188,6 @@ impl Node {
         for worker in &self.workers {
             worker.close();
         }
-        if !self.workers.is_empty() {
-            self.mesh.endpoints().remove(&names::node_bundle());
-        }
         for supervisor in self.supervisors.iter().rev() {
             if let Err(error) = supervisor.stop_all().await {
                 tracing::warn!(supervisor = supervisor.path(), %error, "did not stop in order");
@@ -201,9 +198,9 @@ impl Node {
     async fn start_workers(&mut self, role: WorkerRole) -> Result<(), NodeError> {
         let supervisor = self.mesh.supervisor().child_supervisor("workers", Policy::default()).await?;
         self.supervisors.push(supervisor.clone());
-        self.mesh.endpoints().serve(names::node_bundle(), BundleDoor::new(role.model.as_ref())?);
+        let bundle = cards::put(&self.mesh, role.model.bundle()).ok_or(NodeError::Bundle)?;
         for index in 0..role.count {
-            let shared = WorkerShared::new(&self.mesh, index, role.model.clone(), &role.engine);
+            let shared = WorkerShared::new(&self.mesh, index, &role, Some(bundle));
             self.workers.push(shared.clone());
             let handle = shared.handle().clone();
             let make = move || (Worker, shared.clone());

@@ -29,8 +29,8 @@ use std::{
 };
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use serde_bytes::ByteBuf;
 use starling_cluster::{
+    blobs::BlobDigest,
     discovery::{Instance, InstanceKind, Lifecycle},
     mesh::Mesh,
     supervise::{Handle, TaskOwner},
@@ -41,9 +41,10 @@ use tokio::sync::watch;
 
 use crate::{
     announce::{announce, withdraw},
-    names,
+    cards, names,
     report::LoadReport,
     seat::{Seat, Seated},
+    tree::WorkerRole,
 };
 use doors::{EventsDoor, GenerateDoor};
 use engine_thread::{EngineArgs, EngineNews, EngineThread};
@@ -58,6 +59,8 @@ pub struct WorkerShared {
     pub(crate) incarnation: Incarnation,
     pub(crate) mesh: Mesh,
     pub(crate) model: Arc<dyn LoadedModel>,
+    /// The blob with the model's tokenizer.
+    bundle: Option<BlobDigest>,
     /// `embedded`, `simulated`: for tables.
     pub(crate) engine: String,
     pub(crate) seat: Arc<Seat<Port>>,
@@ -77,13 +80,14 @@ impl std::fmt::Debug for WorkerShared {
 }
 
 impl WorkerShared {
-    pub(crate) fn new(mesh: &Mesh, index: u16, model: Arc<dyn LoadedModel>, engine: &str) -> Arc<Self> {
+    pub(crate) fn new(mesh: &Mesh, index: u16, role: &WorkerRole, bundle: Option<BlobDigest>) -> Arc<Self> {
         let shared = Arc::new(Self {
             id: WorkerId { node: mesh.node().clone(), index },
             incarnation: mesh.incarnation(),
             mesh: mesh.clone(),
-            model,
-            engine: engine.to_owned(),
+            model: role.model.clone(),
+            bundle,
+            engine: role.engine.clone(),
             seat: Arc::default(),
             draining: AtomicBool::new(false),
             in_flight: watch::channel(0).0,
@@ -135,24 +139,20 @@ impl WorkerShared {
 
     /// Writes the directory's entry. Without capabilities the entry's own stay.
     fn publish(&self, lifecycle: Lifecycle, capabilities: Option<&Capabilities>) {
-        let card = capabilities.and_then(|capabilities| rmp_serde::to_vec(capabilities).ok()).map(ByteBuf::from);
         let mut labels = BTreeMap::new();
         labels.insert("engine".to_owned(), self.engine.clone());
         labels.insert("epoch".to_owned(), self.epoch.load(Ordering::Relaxed).to_string());
-        if let Some(capabilities) = capabilities {
-            labels.insert("capacity".to_owned(), capabilities.limits.sequences_max.to_string());
-        }
-        announce(
-            &self.mesh,
-            Instance {
-                endpoint: names::worker_generate(self.id.index),
-                kind: InstanceKind::Worker,
-                lifecycle,
-                model: Some(self.model.card().id.clone()),
-                labels,
-                card,
-            },
-        );
+        let endpoint = names::worker_generate(self.id.index);
+        let instance = Instance {
+            model: Some(self.model.card().id.clone()),
+            labels,
+            card: capabilities.and_then(|capabilities| cards::put(&self.mesh, capabilities)),
+            bundle: self.bundle,
+            capacity: capabilities.map(|capabilities| capabilities.limits.sequences_max),
+            layout: capabilities.map(|capabilities| capabilities.layout_digest),
+            ..Instance::new(endpoint, InstanceKind::Worker, lifecycle)
+        };
+        announce(&self.mesh, instance);
         self.lifecycle.send_replace(lifecycle);
     }
 }

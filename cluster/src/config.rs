@@ -1,11 +1,14 @@
 //! What a node needs to know to take part in a cluster, checked once before anything starts.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
 use starling_ids::NodeId;
 use thiserror::Error;
 
-use crate::{security::ClusterKey, wire::limits};
+use crate::{discovery::LABEL_MAX, security::ClusterKey, wire::limits};
+
+/// Labels of one node.
+const LABELS_MAX: usize = 64;
 
 /// The configuration of one node.
 #[derive(Debug, Clone)]
@@ -26,6 +29,8 @@ pub struct ClusterConfig {
     pub roles: Vec<String>,
     /// Where its gateway listens, if it has one.
     pub http: Option<SocketAddr>,
+    /// Free labels of the node: `zone`, `rack`. Keys and values of at most [`LABEL_MAX`] bytes.
+    pub labels: BTreeMap<String, String>,
     /// Name and version of the software, for tables.
     pub software: String,
     /// Waits and periods of links.
@@ -79,6 +84,12 @@ impl ClusterConfig {
                 return refuse("seeds", &format!("{seed:?} is not host:port"));
             }
         }
+        let long =
+            |(key, value): (&String, &String)| key.is_empty() || key.len() > LABEL_MAX || value.len() > LABEL_MAX;
+        if self.labels.len() > LABELS_MAX || self.labels.iter().any(long) {
+            let rule = format!("at most {LABELS_MAX} labels, each KEY=VALUE of at most {LABEL_MAX} bytes a side");
+            return refuse("labels", &rule);
+        }
         if self.timings.ping_every.is_zero() || self.timings.silence_max < self.timings.ping_every * 2 {
             return refuse("timings", "silence_max must be at least twice ping_every, and that above zero");
         }
@@ -100,6 +111,7 @@ mod tests {
             key: ClusterKey::from_bytes([1; 32]),
             roles: Vec::new(),
             http: None,
+            labels: BTreeMap::new(),
             software: "test".into(),
             timings: Timings::default(),
         }
@@ -122,6 +134,8 @@ mod tests {
     fn each_refusal_names_its_field() {
         let seeds = vec!["nowhere".to_owned()];
         assert_eq!(ClusterConfig { seeds, ..config() }.validate().unwrap_err().field, "seeds");
+        let labels = [(String::new(), "x".to_owned())].into();
+        assert_eq!(ClusterConfig { labels, ..config() }.validate().unwrap_err().field, "labels");
         let timings = Timings { silence_max: Duration::from_secs(1), ..Timings::default() };
         assert_eq!(ClusterConfig { timings, ..config() }.validate().unwrap_err().field, "timings");
     }

@@ -6,6 +6,7 @@
 //! and other people's programs hold; [`program`] is the typed way to use it. No type here knows what a model, a
 //! prompt or a KV block is.
 
+pub mod blobs;
 pub mod config;
 pub mod discovery;
 pub mod link;

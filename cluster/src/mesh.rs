@@ -27,8 +27,9 @@ pub use self::failed::Failed;
 pub(crate) use self::program::WeakMesh;
 use self::start::Start;
 use crate::{
+    blobs::{Blobs, Shelf},
     config::{ClusterConfig, ConfigError},
-    discovery::{DirectoryHandle, NodeRecord, RecordTooLarge, Snapshot},
+    discovery::{DirectoryHandle, NodeRecord, PublishError, Snapshot},
     link::LinkLayer,
     membership::{
         AdvertiseError, Claim, ClaimError, MembershipHandle, MembershipView, advertise, bind_pair, claim, resolve,
@@ -96,6 +97,7 @@ struct Inner {
     membership: MembershipHandle,
     view: watch::Receiver<Arc<MembershipView>>,
     programs: Programs,
+    shelf: Shelf,
 }
 
 impl std::fmt::Debug for Mesh {
@@ -189,8 +191,9 @@ impl Mesh {
 
     /// Changes this node's record; its version rises and the cluster is told.
     ///
-    /// Fails, without a change, when the record would be larger than one session message.
-    pub fn publish(&self, change: impl FnOnce(&mut NodeRecord)) -> Result<(), RecordTooLarge> {
+    /// Fails, without a change, when the record would be larger than one session message, or an instance would take a step
+    /// that no life has.
+    pub fn publish(&self, change: impl FnOnce(&mut NodeRecord)) -> Result<(), PublishError> {
         self.inner.directory.publish(change)
     }
 
@@ -206,18 +209,16 @@ impl Mesh {
         context: Context,
         body: Bytes,
     ) -> Result<Opened, StreamError> {
-        let opened = self.open_uncounted(node, incarnation, endpoint, context, body).await;
+        let opened = self.try_open((node, incarnation), endpoint, context, body).await;
         if let Err(error) = &opened {
             error.count();
         }
         opened
     }
 
-    #[allow(clippy::too_many_arguments)] // as above
-    async fn open_uncounted(
+    async fn try_open(
         &self,
-        node: &NodeId,
-        incarnation: Incarnation,
+        (node, incarnation): (&NodeId, Incarnation),
         endpoint: &EndpointName,
         context: Context,
         body: Bytes,
@@ -237,12 +238,33 @@ impl Mesh {
             Some(_) => {
                 inner.links.open(node, incarnation, OpenHead { endpoint: endpoint.clone(), context }, body).await
             }
-            None => Err(StreamError::UnknownNode(node.clone())),
+            None => Err(self.not_a_member(node)),
+        }
+    }
+
+    /// Down lately, or never heard of.
+    fn not_a_member(&self, node: &NodeId) -> StreamError {
+        let node = node.clone();
+        match self.inner.directory.down_for(&node) {
+            Some(since) => StreamError::Down { node, since_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX) },
+            None => StreamError::UnknownNode(node),
         }
     }
 
     fn known_incarnation(&self, node: &NodeId) -> Option<Incarnation> {
         self.snapshot().node(node).map(|view| view.record.incarnation)
+    }
+
+    /// The address of another living process that last claimed this node's name, and lost to it.
+    #[must_use]
+    pub fn rival(&self) -> Option<SocketAddr> {
+        self.inner.view.borrow().rival.as_ref().map(|rival| rival.address())
+    }
+
+    /// Content-addressed bytes that nodes hand to one another.
+    #[must_use]
+    pub fn blobs(&self) -> Blobs {
+        Blobs::new(self.clone(), self.inner.shelf.clone())
     }
 
     /// Asks a control operation of a node (also of this one) over an actor session.

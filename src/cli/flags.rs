@@ -29,7 +29,7 @@ impl<const JOIN: bool> NodeFlags<JOIN> {
             .help(format!("{} [default: {default}]", setting.help))
             .long_help(long)
             .help_heading("Settings")
-            .action(if setting.name == "role" { ArgAction::Append } else { ArgAction::Set })
+            .action(if matches!(setting.name, "role" | "label") { ArgAction::Append } else { ArgAction::Set })
     }
 }
 

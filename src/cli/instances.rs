@@ -14,7 +14,8 @@ Examples:
   starling instances
   starling instances --json | jq '[.[] | select(.lifecycle == \"serving\")] | length'
 
-An instance takes requests when its life is `serving` and its node is alive.
+An instance takes requests when its life is `serving` and its node is alive, as a
+last resort also when its node is suspect.
 Lives: joining, warming, serving, draining, drained, gone.
 
 Exit codes: 0 printed, 2 wrong command line, 3 no node answered.";
@@ -33,17 +34,19 @@ impl Instances {
         if self.inspect.json {
             return print_json(&rows);
         }
-        let mut out = table::table(&["endpoint", "node", "kind", "life", "node state", "model", "labels"]);
+        let columns = ["endpoint", "node", "kind", "life", "node state", "routable", "capacity", "model", "labels"];
+        let mut out = table::table(&columns);
         for row in rows {
-            let labels: Vec<String> = row.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
             out.add_row([
                 row.endpoint,
                 row.node,
                 row.kind,
                 row.lifecycle,
                 row.node_state,
+                row.routable,
+                table::or_dash(row.capacity),
                 table::or_dash(row.model),
-                labels.join(" "),
+                table::labels(&row.labels),
             ]);
         }
         table::print(out);

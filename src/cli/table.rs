@@ -1,6 +1,6 @@
 //! Prints rows as a table: ruled on a terminal, plain columns in a pipe.
 
-use std::io::IsTerminal;
+use std::{collections::BTreeMap, io::IsTerminal};
 
 use comfy_table::{ContentArrangement, Table, presets};
 
@@ -32,6 +32,12 @@ pub(super) fn print(mut table: Table) {
 /// A value, or a dash.
 pub(super) fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// `key=value` pairs, or a dash.
+pub(super) fn labels(labels: &BTreeMap<String, String>) -> String {
+    let pairs: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    or_dash((!pairs.is_empty()).then(|| pairs.join(" ")))
 }
 
 /// Seconds in the largest two units: `3d 4h`, `5m 12s`, `8s`.

@@ -8,7 +8,7 @@ mod layers;
 mod parse;
 pub mod settings;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
 use starling_engine::{Activations, EngineKind, KernelChoice};
 use starling_ids::{ModelId, NodeId};
@@ -123,6 +123,8 @@ pub struct Config {
     pub api_keys_file: Option<PathBuf>,
     /// Members to join by, `host:port`.
     pub seeds: Vec<String>,
+    /// Labels of this node.
+    pub labels: BTreeMap<String, String>,
     /// Form of the log.
     pub log: LogFormat,
     /// Filter of the log.
@@ -181,6 +183,7 @@ impl Config {
             key_file: read.path("key-file")?,
             api_keys_file: read.path("api-keys-file")?,
             seeds: read.seeds()?,
+            labels: read.labels()?,
             log: read.log()?,
             log_level: read.log_level()?,
         })
@@ -278,6 +281,9 @@ mod tests {
         assert_eq!(config.http.map(|a| a.port()), Some(0));
         assert_eq!(config.workers, 0);
         assert_eq!(config.seeds, ["a:1", "b:2"]);
+        let config =
+            typed(true, &[("engine", "simulated"), ("seeds", "a:1"), ("label", "zone=north, rack=7=b")]).unwrap();
+        assert_eq!(config.labels, [("rack", "7=b"), ("zone", "north")].map(|(k, v)| (k.into(), v.into())).into());
     }
 
     #[test]
@@ -294,6 +300,8 @@ mod tests {
             ("kv-mib", "7"),
             ("name", "Not A Name"),
             ("seeds", "host-without-port"),
+            ("label", "=north"),
+            ("label", "zone=north,rack"),
         ] {
             let error =
                 typed(true, &[("seeds", "a:1"), ("engine", "simulated"), (name, text)]).unwrap_err().to_string();

@@ -2,13 +2,14 @@
 //!
 //! Called by [`super::Config::from_layers`]. Pure.
 
-use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, str::FromStr};
+use std::{collections::BTreeMap, net::SocketAddr, ops::RangeInclusive, path::PathBuf, str::FromStr};
 
 use super::{
     ConfigError, LogFormat, Roles,
     layers::{Layered, Value},
     settings::setting,
 };
+use starling_cluster::discovery::LABEL_MAX;
 use starling_engine::{Activations, EngineKind, KernelChoice};
 
 /// Reads typed values out of the layers.
@@ -68,6 +69,20 @@ impl Reader<'_> {
                 .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0))
         };
         if seeds.iter().all(right) { Ok(seeds) } else { Err(self.wrong("seeds")) }
+    }
+
+    /// `KEY=VALUE`, several of them; the last of one key counts.
+    pub(super) fn labels(&self) -> Result<BTreeMap<String, String>, ConfigError> {
+        let text = self.value("label").map_or("", |v| v.text.as_str());
+        let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
+        let pair = |pair: &str| {
+            let (key, value) = pair.split_once('=')?;
+            let (key, value) = (key.trim(), value.trim());
+            let right = !key.is_empty() && key.len() <= LABEL_MAX && value.len() <= LABEL_MAX;
+            right.then(|| (key.to_owned(), value.to_owned()))
+        };
+        let labels: Option<BTreeMap<String, String>> = pairs.map(pair).collect();
+        labels.filter(|labels| labels.len() <= 64).ok_or_else(|| self.wrong("label"))
     }
 
     /// Which roles.

@@ -2,11 +2,11 @@
 //!
 //! They cross nodes as MessagePack and are printed as tables or JSON; fields are only ever appended.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use starling_cluster::{
-    discovery::{InstanceKind, Lifecycle, NodeState, Snapshot},
+    discovery::{InstanceKind, Routable, Snapshot},
     supervise,
 };
 use starling_ids::NodeId;
@@ -30,6 +30,15 @@ pub struct NodeRow {
     pub instances: usize,
     /// Program and version.
     pub software: String,
+    /// Where in its life its liveliest instance is: `joining` until its record has come.
+    #[serde(default)]
+    pub lifecycle: String,
+    /// Free labels of the node.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Where another living process claims the same name. Known of the asked node alone.
+    #[serde(default)]
+    pub clash: Option<String>,
 }
 
 /// One thing that a member offers.
@@ -51,6 +60,12 @@ pub struct InstanceRow {
     pub model: Option<String>,
     /// Free labels.
     pub labels: BTreeMap<String, String>,
+    /// Requests that it works on at one time.
+    #[serde(default)]
+    pub capacity: Option<u32>,
+    /// Whether requests may be sent to it now: `yes`, `last resort` or `no`.
+    #[serde(default)]
+    pub routable: String,
 }
 
 /// One actor of one member.
@@ -93,18 +108,21 @@ pub struct ClusterActors {
     pub missing: Vec<Missing>,
 }
 
-/// Every member, sorted by name.
+/// Every member, sorted by name. `clash` is who else claims the name of the node that answers.
 #[must_use]
-pub(super) fn node_rows(snapshot: &Snapshot) -> Vec<NodeRow> {
+pub(super) fn node_rows(snapshot: &Snapshot, own: &NodeId, clash: Option<SocketAddr>) -> Vec<NodeRow> {
     let row = |view: &starling_cluster::discovery::NodeView| NodeRow {
         name: view.record.node.to_string(),
-        state: state(view.state).to_owned(),
+        state: view.state.label().to_owned(),
         incarnation: view.record.incarnation.0,
         address: view.record.address.to_string(),
         http: view.record.http.map(|http| http.to_string()),
         roles: view.record.roles.clone(),
         instances: view.record.instances.len(),
         software: view.record.software.clone(),
+        lifecycle: view.record.lifecycle().label().to_owned(),
+        labels: view.record.labels.clone(),
+        clash: clash.filter(|_| view.record.node == *own).map(|address| address.to_string()),
     };
     snapshot.nodes.iter().map(row).collect()
 }
@@ -120,10 +138,12 @@ pub(super) fn instance_rows(snapshot: &Snapshot) -> Vec<InstanceRow> {
             node: view.record.node.to_string(),
             incarnation: view.record.incarnation.0,
             kind: kind(instance.kind).to_owned(),
-            lifecycle: lifecycle(instance.lifecycle).to_owned(),
-            node_state: state(view.state).to_owned(),
+            lifecycle: instance.lifecycle.label().to_owned(),
+            node_state: view.state.label().to_owned(),
             model: instance.model.as_ref().map(ToString::to_string),
             labels: instance.labels.clone(),
+            capacity: instance.capacity,
+            routable: routable(view.routable(instance)).to_owned(),
         })
         .collect();
     rows.sort_by(|a, b| (&a.endpoint, &a.node).cmp(&(&b.endpoint, &b.node)));
@@ -146,11 +166,11 @@ pub(super) fn actor_rows(node: &NodeId, book: &[supervise::ActorRow]) -> Vec<Act
     book.iter().map(row).collect()
 }
 
-fn state(state: NodeState) -> &'static str {
-    match state {
-        NodeState::Alive => "alive",
-        NodeState::Suspect => "suspect",
-        NodeState::Unreachable => "unreachable",
+fn routable(routable: Routable) -> &'static str {
+    match routable {
+        Routable::Yes => "yes",
+        Routable::LastResort => "last resort",
+        Routable::No => "no",
     }
 }
 
@@ -163,45 +183,29 @@ fn kind(kind: InstanceKind) -> &'static str {
     }
 }
 
-fn lifecycle(lifecycle: Lifecycle) -> &'static str {
-    match lifecycle {
-        Lifecycle::Joining => "joining",
-        Lifecycle::Warming => "warming",
-        Lifecycle::Serving => "serving",
-        Lifecycle::Draining => "draining",
-        Lifecycle::Drained => "drained",
-        Lifecycle::Gone => "gone",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{sync::Arc, time::Duration};
 
-    use starling_cluster::discovery::{Instance, NodeRecord, NodeView};
+    use starling_cluster::discovery::{Instance, Lifecycle, NodeRecord, NodeState, NodeView};
     use starling_ids::{EndpointName, Incarnation};
 
     use super::*;
 
     fn snapshot() -> Snapshot {
         let instance = |endpoint: &str, kind| Instance {
-            endpoint: EndpointName::new(endpoint).unwrap(),
-            kind,
-            lifecycle: Lifecycle::Serving,
-            model: None,
             labels: [("engine".to_owned(), "simulated".to_owned())].into(),
-            card: None,
+            capacity: Some(16),
+            ..Instance::new(EndpointName::new(endpoint).unwrap(), kind, Lifecycle::Serving)
         };
         let view = |name: &str, state, instances| NodeView {
             record: Arc::new(NodeRecord {
-                node: NodeId::new(name).unwrap(),
-                incarnation: Incarnation(3),
                 version: 1,
-                address: "10.0.0.1:7400".parse().unwrap(),
-                http: None,
                 roles: vec!["worker".into()],
                 software: "starling 0.1.0".into(),
+                labels: [("zone".to_owned(), "north".to_owned())].into(),
                 instances,
+                ..NodeRecord::new(NodeId::new(name).unwrap(), Incarnation(3), "10.0.0.1:7400".parse().unwrap())
             }),
             state,
         };
@@ -220,15 +224,21 @@ mod tests {
         let rows = instance_rows(&snapshot());
         let order: Vec<_> = rows.iter().map(|row| (row.kind.as_str(), row.node.as_str())).collect();
         assert_eq!(order, [("router", "a"), ("worker", "a"), ("worker", "b")]);
-        assert_eq!(rows[2].node_state, "suspect");
+        assert_eq!((rows[2].node_state.as_str(), rows[2].routable.as_str()), ("suspect", "last resort"));
+        assert_eq!((rows[1].routable.as_str(), rows[1].capacity), ("yes", Some(16)));
     }
 
     #[test]
     fn the_json_of_a_node_keeps_its_keys_and_order() {
-        let text = serde_json::to_string(&node_rows(&snapshot())[0]).unwrap();
+        let (own, rival) = (NodeId::new("a").unwrap(), Some("10.0.0.9:7400".parse().unwrap()));
+        let rows = node_rows(&snapshot(), &own, rival);
+        assert_eq!(rows[1].clash, None, "one node's rival is nobody else's");
+        let text = serde_json::to_string(&rows[0]).unwrap();
         let expected = r#"{"name":"a","state":"alive","incarnation":3,"address":"10.0.0.1:7400","http":null,"#;
         assert!(text.starts_with(expected), "{text}");
-        assert!(text.ends_with(r#""roles":["worker"],"instances":2,"software":"starling 0.1.0"}"#), "{text}");
+        let then = r#""roles":["worker"],"instances":2,"software":"starling 0.1.0","lifecycle":"serving","#;
+        assert!(text.contains(then), "{text}");
+        assert!(text.ends_with(r#""labels":{"zone":"north"},"clash":"10.0.0.9:7400"}"#), "{text}");
     }
 
     #[test]

@@ -26,7 +26,9 @@ type Answer = BoxFuture<'static, Result<Bytes, Fault>>;
 
 /// Registers every operation at the mesh.
 pub fn serve(mesh: &Mesh) {
-    answer(mesh, op::NODES, |mesh, _| Box::pin(async move { encode(&node_rows(&mesh.snapshot())) }));
+    answer(mesh, op::NODES, |mesh, _| {
+        Box::pin(async move { encode(&node_rows(&mesh.snapshot(), mesh.node(), mesh.rival())) })
+    });
     answer(mesh, op::INSTANCES, |mesh, _| Box::pin(async move { encode(&instance_rows(&mesh.snapshot())) }));
     answer(mesh, op::ACTORS_LOCAL, |mesh, _| Box::pin(async move { encode(&local_actors(&mesh)) }));
     answer(mesh, op::ACTORS, |mesh, _| Box::pin(async move { encode(&all_actors(&mesh).await) }));

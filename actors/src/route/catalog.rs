@@ -1,12 +1,18 @@
 //! Which models can be asked for now, and which workers serve them: a pure reading of the directory.
 //!
 //! Called by the client, the indexer and the router shard, so that what is listed, what is indexed and what is
-//! routed are one and the same. A worker counts when it is serving, its node is a member and reachable, and
-//! its card agrees with its model's. Never: loads, which are not in the directory.
+//! routed are one and the same. A worker counts when it is routable by the directory's one rule
+//! ([`NodeView::routable`]), its card is here, and the card agrees with its model's. Never: loads, which are not in the directory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use starling_cluster::discovery::{Instance, InstanceKind, Lifecycle, NodeState, NodeView, Snapshot};
+use starling_cluster::{
+    blobs::BlobDigest,
+    discovery::{Instance, InstanceKind, NodeView, Routable, Snapshot},
+};
 use starling_engine::{Capabilities, EngineLimits, ModelCard};
 use starling_ids::{Incarnation, ModelId, NodeId, WorkerId};
 
@@ -30,6 +36,8 @@ pub struct CatalogWorker {
 pub struct CatalogModel {
     /// The card of the first worker; all others agree with it.
     pub card: ModelCard,
+    /// The blob with its tokenizer, as the first worker names it; all hold the same text under the card's digest.
+    pub bundle: Option<BlobDigest>,
     /// Sorted by id, at least one.
     pub workers: Vec<CatalogWorker>,
 }
@@ -47,20 +55,33 @@ pub struct Catalog {
     pub routers_suspect: Vec<NodeId>,
     /// Models that some worker names, whether it can be asked now or not.
     pub announced: BTreeSet<ModelId>,
+    /// Cards of serving workers that are not here yet; their workers are left out until they are.
+    pub missing: BTreeSet<BlobDigest>,
+}
+
+/// What is known of a card.
+#[derive(Debug, Clone)]
+pub enum Card {
+    /// Not here yet.
+    Missing,
+    /// What a worker can do.
+    Known(Arc<Capabilities>),
+    /// Bytes that are no card to this release.
+    Unreadable,
 }
 
 impl Catalog {
-    /// Reads the directory.
+    /// Reads the directory; `cards` gives what is known of a worker's card.
     #[must_use]
-    pub fn read(snapshot: &Snapshot) -> Self {
+    pub fn read(snapshot: &Snapshot, cards: impl Fn(BlobDigest) -> Card) -> Self {
         let mut catalog = Self::default();
-        for (view, instance) in snapshot.instances(InstanceKind::Worker).filter(|(v, i)| takes_requests(v, i)) {
-            catalog.add_worker(view, instance);
+        for (view, instance, routable) in snapshot.routable(InstanceKind::Worker) {
+            catalog.add_worker(view, instance, routable, &cards);
         }
         let named = snapshot.instances(InstanceKind::Worker).filter_map(|(_, instance)| instance.model.clone());
         catalog.announced = named.collect();
-        for (view, _) in snapshot.instances(InstanceKind::Router).filter(|(v, i)| takes_requests(v, i)) {
-            let suspect = view.state == NodeState::Suspect;
+        for (view, _, routable) in snapshot.routable(InstanceKind::Router) {
+            let suspect = routable == Routable::LastResort;
             let list = if suspect { &mut catalog.routers_suspect } else { &mut catalog.routers };
             list.push(view.record.node.clone());
         }
@@ -72,35 +93,48 @@ impl Catalog {
         self.models.values().flat_map(|model| model.workers.iter().map(move |worker| (&model.card, worker)))
     }
 
-    fn add_worker(&mut self, view: &NodeView, instance: &Instance) {
+    fn add_worker(
+        &mut self,
+        view: &NodeView,
+        instance: &Instance,
+        routable: Routable,
+        cards: impl Fn(BlobDigest) -> Card,
+    ) {
         let Some(index) = names::worker_index(&instance.endpoint) else { return };
         let id = WorkerId { node: view.record.node.clone(), index };
-        let card = instance.card.as_ref().map(|bytes| rmp_serde::from_slice::<Capabilities>(bytes));
-        let Some(Ok(capabilities)) = card else {
-            self.refused.push((id, "its card cannot be read; it runs another release".to_owned()));
-            return;
+        // Only the vital part of its record has come: the rest is on its way.
+        let Some(digest) = instance.card.filter(|_| !view.record.partial) else { return };
+        let capabilities = match cards(digest) {
+            Card::Known(capabilities) => capabilities,
+            Card::Missing => {
+                self.missing.insert(digest);
+                return;
+            }
+            Card::Unreadable => {
+                self.refused.push((id, "its card cannot be read; it runs another release".to_owned()));
+                return;
+            }
         };
         let worker = CatalogWorker {
             id,
             incarnation: view.record.incarnation,
-            limits: capabilities.limits,
-            suspect: view.state == NodeState::Suspect,
+            limits: capabilities.limits.clone(),
+            suspect: routable == Routable::LastResort,
         };
         match self.models.get_mut(&capabilities.card.id) {
             None => {
-                let model = CatalogModel { card: capabilities.card, workers: vec![worker] };
-                self.models.insert(model.card.id.clone(), model);
+                let (card, workers) = (capabilities.card.clone(), vec![worker]);
+                self.models.insert(card.id.clone(), CatalogModel { card, bundle: instance.bundle, workers });
             }
             Some(model) => match disagreement(&model.card, &capabilities.card) {
-                None => model.workers.push(worker),
+                None => {
+                    model.bundle = model.bundle.or(instance.bundle);
+                    model.workers.push(worker);
+                }
                 Some(reason) => self.refused.push((worker.id, reason)),
             },
         }
     }
-}
-
-fn takes_requests(view: &NodeView, instance: &Instance) -> bool {
-    instance.lifecycle == Lifecycle::Serving && view.state != NodeState::Unreachable
 }
 
 /// Why two cards of one name cannot serve the same requests.

@@ -1,33 +1,33 @@
 //! The Directory actor: keeps the records of all members current and publishes the snapshot.
 //!
-//! Owns: the core, one task for each record being pulled. Parent: the node's root. Children: none. Bound: one message for
-//! each change of the member list or rumour, both of which gossip paces; [`PULLS_MAX`] pulls run at once.
+//! Owns: the engine, one task for each question under way, one clock. Parent: the node's root. Children: none. Bound: one
+//! message for each change of the member list or rumour, both of which gossip paces; questions as in [`asks`].
 //! If it dies: readers keep the last snapshot; the new one pulls all records again. This node's own record is
 //! not lost, it lies in the arguments.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, atomic::AtomicUsize},
+    time::Duration,
+};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use rand::RngExt;
-use starling_ids::{Metric, NodeId};
-use tokio::sync::watch;
+use starling_ids::{Incarnation, NodeId};
+use tokio::{sync::watch, time::Instant};
 
 use super::{
-    NodeRecord, OwnRecord, RecordTooLarge, Snapshot, asks,
-    core::{Digest, DirectoryCore, RECORD_MAX, Refused},
-    pulls::{PULLS_MAX, Pulls},
+    COALESCE, COALESCE_FROM, DirectoryEffect, DirectoryEngine, NodeRecord, OwnRecord, PULLS_MAX, PublishError,
+    Snapshot, asks,
+    down::DownBook,
+    exchange::{Ask, Told},
 };
 use crate::{
     membership::{MembershipHandle, MembershipView, Rumour},
     session::{Caller, Ops},
-    stream::Fault,
     supervise::{ChildSpec, Handle, Restart, TaskOwner, child},
 };
 
-/// The operation that hands out a node's own record.
-pub const OP_RECORD: &str = "directory/record";
-/// The operation that takes a digest and hands out what is newer.
-pub const OP_SYNC: &str = "directory/sync";
+/// The operation through which directories talk to one another.
+pub const OP_DIRECTORY: &str = "directory/ask";
 
 /// What the Directory actor needs, for every start.
 #[derive(Clone)]
@@ -38,7 +38,7 @@ pub struct DirectoryArgs {
     pub membership: MembershipHandle,
     /// Asks other nodes.
     pub caller: Caller,
-    /// Where [`OP_RECORD`] and [`OP_SYNC`] are served.
+    /// Where [`OP_DIRECTORY`] is served.
     pub ops: Ops,
 }
 
@@ -48,6 +48,7 @@ pub struct DirectoryHandle {
     handle: Handle<DirectoryMsg>,
     own: OwnRecord,
     snapshots: Arc<watch::Sender<Arc<Snapshot>>>,
+    down: Arc<DownBook>,
 }
 
 impl std::fmt::Debug for DirectoryHandle {
@@ -61,13 +62,14 @@ impl DirectoryHandle {
     #[must_use]
     pub fn new(own: NodeRecord) -> Self {
         let own = OwnRecord::new(own);
-        let first = DirectoryCore::new(own.get()).snapshot();
-        Self { handle: Handle::new(), own, snapshots: Arc::new(watch::Sender::new(Arc::new(first))) }
+        let first = super::DirectoryCore::new(own.get()).snapshot();
+        let snapshots = Arc::new(watch::Sender::new(Arc::new(first)));
+        Self { handle: Handle::new(), own, snapshots, down: Arc::default() }
     }
 
     /// Changes this node's record, raises its version and tells the cluster.
-    pub fn publish(&self, change: impl FnOnce(&mut NodeRecord)) -> Result<(), RecordTooLarge> {
-        self.own.update(change)?;
+    pub fn publish(&self, change: impl FnOnce(&mut NodeRecord)) -> Result<(), PublishError> {
+        self.own.update(change).inspect_err(|error| tracing::warn!(%error, "the record was not changed"))?;
         self.tell(DirectoryMsg::OwnChanged);
         Ok(())
     }
@@ -84,15 +86,22 @@ impl DirectoryHandle {
         self.snapshots.borrow().clone()
     }
 
-    /// Follows the snapshots.
+    /// Follows the snapshots. A reader that falls behind sees the latest one; what it missed it finds by comparing that with
+    /// the one it saw before. Small clusters publish every change at once, large ones at most every 25 ms.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.snapshots.subscribe()
     }
 
-    /// What the link layer found out about a node.
-    pub fn set_reachable(&self, node: NodeId, reachable: bool) {
-        self.tell(DirectoryMsg::Reachable(node, reachable));
+    /// How long ago a node that is no member was declared down or left, if that was not long ago.
+    #[must_use]
+    pub fn down_for(&self, node: &NodeId) -> Option<Duration> {
+        self.down.since(node, std::time::Instant::now())
+    }
+
+    /// What the link layer found out about one life of a node.
+    pub fn set_reachable(&self, node: NodeId, incarnation: Incarnation, reachable: bool) {
+        self.tell(DirectoryMsg::Reachable(node, incarnation, reachable));
     }
 
     /// Gossip's member list has changed.
@@ -116,16 +125,11 @@ impl DirectoryHandle {
 /// How to start the actor behind `handle`.
 #[must_use]
 pub fn directory_child(handle: &DirectoryHandle, args: DirectoryArgs) -> ChildSpec {
-    let own = handle.own.clone();
+    let (asked, served) = (handle.handle.clone(), Arc::new(AtomicUsize::new(0)));
     args.ops.serve(
-        OP_RECORD,
-        Arc::new(move |_from, _body| {
-            let record = asks::encode(own.get().as_ref());
-            Box::pin(std::future::ready(record))
-        }),
+        OP_DIRECTORY,
+        Arc::new(move |from, body| Box::pin(asks::answer(asked.clone(), served.clone(), from, body))),
     );
-    let asked = handle.handle.clone();
-    args.ops.serve(OP_SYNC, Arc::new(move |_from, body| Box::pin(asks::answer_sync(asked.clone(), body))));
     let directory = handle.clone();
     child("directory", "directory", Restart::Permanent, &handle.handle, move || {
         (Directory, (directory.clone(), args.clone()))
@@ -137,14 +141,12 @@ pub(crate) enum DirectoryMsg {
     OwnChanged,
     MembersChanged,
     Heard(Rumour),
-    Reachable(NodeId, bool),
-    /// One pull is over.
-    Pulled(NodeId, Result<NodeRecord, Fault>),
-    /// One comparison of digests is over.
-    Synced(Vec<NodeRecord>),
-    Newer(Digest, tokio::sync::oneshot::Sender<Vec<Arc<NodeRecord>>>),
-    Sync,
-    Retry,
+    Reachable(NodeId, Incarnation, bool),
+    /// Another node asks.
+    Asked(NodeId, Ask, tokio::sync::oneshot::Sender<Told>),
+    /// A question of this node has its answer, or will have none.
+    Told(u64, Option<Told>),
+    Tick,
 }
 
 impl ractor::Message for DirectoryMsg {}
@@ -152,12 +154,14 @@ impl ractor::Message for DirectoryMsg {}
 struct Directory;
 
 struct State {
-    core: DirectoryCore,
+    engine: DirectoryEngine,
     directory: DirectoryHandle,
     args: DirectoryArgs,
-    pulls: Pulls,
-    /// When the running timer wakes this actor to try again.
-    retry_at: Option<Instant>,
+    epoch: Instant,
+    due: watch::Sender<Instant>,
+    /// A large cluster's member list is read at most as often as its snapshot is published.
+    members_read: Option<Instant>,
+    members_stale: bool,
     tasks: TaskOwner,
 }
 
@@ -171,13 +175,15 @@ impl Actor for Directory {
         myself: ActorRef<DirectoryMsg>,
         (directory, args): Self::Arguments,
     ) -> Result<State, ActorProcessingErr> {
-        let core = DirectoryCore::new(directory.own.get());
-        let tasks = TaskOwner::new(PULLS_MAX + 8);
-        if !tasks.tasks().spawn(asks::tick(myself.clone())) {
+        let engine = DirectoryEngine::new(directory.own.get(), rand::random(), Duration::ZERO);
+        let tasks = TaskOwner::new(4 * PULLS_MAX);
+        let epoch = Instant::now();
+        let due = watch::Sender::new(epoch);
+        if !tasks.tasks().spawn(asks::clock(myself.clone(), due.subscribe())) {
             return Err("the directory has no clock".into());
         }
         myself.cast(DirectoryMsg::MembersChanged)?;
-        Ok(State { core, directory, args, pulls: Pulls::default(), retry_at: None, tasks })
+        Ok(State { engine, directory, args, epoch, due, members_read: None, members_stale: true, tasks })
     }
 
     async fn handle(
@@ -186,132 +192,70 @@ impl Actor for Directory {
         message: DirectoryMsg,
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
-        state.look_at_own();
+        let now = state.epoch.elapsed();
+        // News sent while this actor was being restarted went nowhere; the shared record and the watch hold all of it.
+        if state.directory.own.get().version != state.engine.core().own().version {
+            let (own, delta) = state.directory.own.news();
+            state.engine.set_own(own, delta, now);
+        }
         match message {
             // Looked at before each message.
             DirectoryMsg::OwnChanged => {}
-            DirectoryMsg::MembersChanged => state.members_changed(),
-            DirectoryMsg::Heard(rumour) => state.core.hear(&rumour),
-            DirectoryMsg::Reachable(node, reachable) => {
-                state.core.set_reachable(&node, reachable);
-                state.publish();
+            DirectoryMsg::MembersChanged => state.members_stale = true,
+            DirectoryMsg::Heard(rumour) => state.engine.hear(&rumour, now),
+            DirectoryMsg::Reachable(node, incarnation, reachable) => {
+                state.engine.set_reachable(&node, incarnation, reachable, now);
             }
-            DirectoryMsg::Pulled(node, outcome) => state.pulled(node, outcome),
-            DirectoryMsg::Synced(records) => records.into_iter().for_each(|record| state.take(record)),
-            DirectoryMsg::Newer(digest, reply) => {
+            DirectoryMsg::Asked(from, ask, reply) => {
                 // The asker may have given up; nothing depends on it.
-                let _gone = reply.send(state.core.newer_than(&digest, RECORD_MAX)).is_err();
+                let _gone = reply.send(state.engine.answer(&from, &ask, now)).is_err();
             }
-            DirectoryMsg::Sync => {
-                state.members_changed();
-                state.sync(&myself);
-            }
-            DirectoryMsg::Retry => state.retry_at = None,
+            DirectoryMsg::Told(ticket, told) => state.engine.told(ticket, told, now),
+            DirectoryMsg::Tick => state.engine.tick(now),
         }
-        state.pull_wanted(&myself);
+        state.read_members(now);
+        state.perform(&myself);
         Ok(())
     }
 }
 
 impl State {
-    /// News sent while this actor was being restarted went nowhere; the shared record and the watch hold all of it.
-    fn look_at_own(&mut self) {
-        let own = self.directory.own.get();
-        let version = own.version;
-        if version == self.core.own().version {
+    fn read_members(&mut self, now: Duration) {
+        let early = self.members_read.is_some_and(|at| at.elapsed() < COALESCE);
+        if !self.members_stale || (early && self.engine.core().others() >= COALESCE_FROM) {
             return;
         }
-        self.core.set_own(own);
-        self.publish();
-        if let Err(error) = self.args.membership.announce_version(version) {
-            tracing::debug!(%error, "a new version is not spread; the others find it by comparing digests");
+        self.members_stale = false;
+        self.members_read = Some(Instant::now());
+        let view = self.args.view.borrow_and_update().clone();
+        self.engine.set_members(&view.members, now);
+    }
+
+    fn perform(&mut self, myself: &ActorRef<DirectoryMsg>) {
+        for effect in self.engine.take_effects() {
+            match effect {
+                DirectoryEffect::Ask { ticket, to, ask } => {
+                    let asking = asks::ask(self.args.caller.clone(), ticket, to, ask, myself.clone());
+                    if !self.tasks.tasks().spawn(asking) && myself.cast(DirectoryMsg::Told(ticket, None)).is_err() {
+                        tracing::debug!("the directory ends");
+                    }
+                }
+                DirectoryEffect::Publish(snapshot) => drop(self.directory.snapshots.send_replace(snapshot)),
+                DirectoryEffect::Announce(version, delta) => {
+                    if let Err(error) = self.args.membership.announce_version(version, delta) {
+                        tracing::debug!(%error, "a new version is not spread; the others find it by comparing");
+                    }
+                }
+                DirectoryEffect::Down(node, incarnation) => {
+                    self.directory.down.note(node, incarnation, std::time::Instant::now());
+                }
+            }
         }
-    }
-
-    fn members_changed(&mut self) {
-        let view = self.args.view.borrow().clone();
-        self.core.set_members(&view.members);
-        self.pulls.keep(|node| view.members.contains_key(node));
-        self.publish();
-    }
-
-    fn publish(&self) {
-        let snapshot = self.core.snapshot();
-        self.directory.snapshots.send_if_modified(|current| {
-            let changed = **current != snapshot;
-            if changed {
-                *current = Arc::new(snapshot);
-            }
-            changed
-        });
-    }
-
-    fn take(&mut self, record: NodeRecord) {
-        let node = record.node.clone();
-        match self.core.offer(record) {
-            Ok(true) => self.publish(),
-            Ok(false) => {}
-            Err(Refused::Stale) => {
-                metrics::counter!(Metric::StaleRefused.name(), "what" => "record").increment(1);
-            }
-            Err(refused) => tracing::debug!(%node, %refused, "a record was not taken"),
-        }
-    }
-
-    fn pulled(&mut self, node: NodeId, outcome: Result<NodeRecord, Fault>) {
-        let before = self.core.wanted().contains(&node);
-        let failed = match outcome {
-            Ok(record) => {
-                self.take(record);
-                before && self.core.wanted().contains(&node)
-            }
-            Err(fault) => {
-                tracing::debug!(%node, %fault, "a record was not pulled");
-                true
-            }
+        let next = self.epoch + self.engine.next_tick();
+        let next = match self.members_read {
+            Some(at) if self.members_stale => next.min(at + COALESCE),
+            _ => next,
         };
-        if failed {
-            self.pulls.failed(node, Instant::now());
-        } else {
-            self.pulls.done(&node);
-        }
-    }
-
-    fn pull_wanted(&mut self, myself: &ActorRef<DirectoryMsg>) {
-        let (due, next) = self.pulls.due(self.core.wanted(), Instant::now());
-        for node in due {
-            let pull = asks::pull(self.args.caller.clone(), node.clone(), myself.clone());
-            if self.tasks.tasks().spawn(pull) {
-                self.pulls.started(node);
-            }
-        }
-        if let Some(at) = next {
-            self.retry_when_due(myself, at);
-        }
-    }
-
-    /// One timer is enough: when it fires, whatever is due is pulled and the next one set.
-    fn retry_when_due(&mut self, myself: &ActorRef<DirectoryMsg>, at: Instant) {
-        if self.retry_at.is_some() {
-            return;
-        }
-        let myself = myself.clone();
-        let started = self.tasks.tasks().spawn(async move {
-            tokio::time::sleep_until(at.into()).await;
-            asks::send(&myself, DirectoryMsg::Retry);
-        });
-        // Without a timer the next comparison of digests wakes this actor.
-        self.retry_at = started.then_some(at);
-    }
-
-    /// Compares digests with one member drawn at random.
-    fn sync(&mut self, myself: &ActorRef<DirectoryMsg>) {
-        let peers = self.core.peers();
-        if peers.is_empty() {
-            return;
-        }
-        let peer = peers[rand::rng().random_range(0..peers.len())].clone();
-        let comparison = asks::compare(self.args.caller.clone(), peer, self.core.digest(), myself.clone());
-        let _full_set_waits_for_the_next = self.tasks.tasks().spawn(comparison);
+        self.due.send_if_modified(|due| std::mem::replace(due, next) != next);
     }
 }

@@ -27,7 +27,7 @@ use super::{
     thread::{Command, GossipThread, Observer, ThreadArgs},
 };
 use crate::{
-    discovery::DirectoryHandle,
+    discovery::{DirectoryHandle, RecordDelta},
     security::SealKey,
     session::{Caller, Ops},
     stream::{Fault, FaultKind},
@@ -75,9 +75,9 @@ pub struct MembershipHandle {
 }
 
 impl MembershipHandle {
-    /// Spreads the news that this node's record has a new version.
-    pub fn announce_version(&self, version: u64) -> Result<(), Unavailable> {
-        self.handle.cast(MembershipMsg::AnnounceVersion(version))
+    /// Spreads the news that this node's record has a new version, and how it differs where that is little.
+    pub fn announce_version(&self, version: u64, delta: Option<RecordDelta>) -> Result<(), Unavailable> {
+        self.handle.cast(MembershipMsg::AnnounceVersion(version, delta))
     }
 
     /// A link to this member broke or could not be made: gossip looks at it at once. What is lost here, its next probe
@@ -108,7 +108,7 @@ pub fn membership_child(handle: &MembershipHandle, args: MembershipArgs) -> Chil
 
 /// What the actor is told.
 pub(crate) enum MembershipMsg {
-    AnnounceVersion(u64),
+    AnnounceVersion(u64, Option<RecordDelta>),
     Doubt(NodeId, Incarnation),
     Exchange(Peer),
     Visit(Peer),
@@ -175,7 +175,7 @@ impl Actor for Membership {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            MembershipMsg::AnnounceVersion(version) => state.command(Command::AnnounceVersion(version)),
+            MembershipMsg::AnnounceVersion(version, delta) => state.command(Command::AnnounceVersion(version, delta)),
             MembershipMsg::Doubt(node, incarnation) => state.command(Command::Doubt(node, incarnation)),
             MembershipMsg::Exchange(peer) => state.exchange(peer),
             MembershipMsg::Visit(peer) => state.visit(peer),

@@ -47,7 +47,7 @@ use super::{
     runtime::Outbox,
     sizing,
 };
-use crate::security::Dropped;
+use crate::{discovery::RecordDelta, security::Dropped};
 
 /// The driver wants to be ticked at least this often; a longer silence is a pause of the process.
 const TICK_MAX: Duration = Duration::from_millis(100);
@@ -224,10 +224,10 @@ impl Driver {
         Ok(())
     }
 
-    /// Spreads the news that this node's record has a new version.
-    pub fn announce_version(&mut self, version: u64) {
+    /// Spreads the news that this node's record has a new version, and how it differs where that is little.
+    pub fn announce_version(&mut self, version: u64, delta: Option<RecordDelta>) {
         let Identity { node: Some(node), incarnation, .. } = self.foca.identity().clone() else { return };
-        let rumour = Rumour { node, incarnation, version };
+        let rumour = Rumour { node, incarnation, version, delta, teller: None };
         match rmp_serde::to_vec(&rumour) {
             Ok(bytes) => Self::note("rumour", self.foca.add_broadcast(&bytes).map(|_news| ())),
             Err(error) => tracing::error!(%error, "a rumour does not encode"),

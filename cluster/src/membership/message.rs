@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use starling_ids::{Incarnation, NodeId};
 
 use super::{Identity, index::GENERATION_MAX, sizing::PACKET_MAX};
-use crate::security::Dropped;
+use crate::{discovery::RecordDelta, security::Dropped};
 
 const SWIM: u8 = 0;
 const WORD: u8 = 1;
@@ -36,6 +36,12 @@ pub struct Rumour {
     pub incarnation: Incarnation,
     /// The version it now has.
     pub version: u64,
+    /// The change itself, where it is small.
+    #[serde(default)]
+    pub delta: Option<RecordDelta>,
+    /// Whose packet brought it; does not travel.
+    #[serde(skip)]
+    pub teller: Option<NodeId>,
 }
 
 /// An opened datagram.

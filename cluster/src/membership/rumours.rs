@@ -8,11 +8,12 @@ use foca::{BroadcastHandler, Invalidates};
 use starling_ids::{Incarnation, NodeId};
 
 use super::{Identity, message::Rumour};
+use crate::discovery::DELTA_MAX;
 
 /// Names remembered; beyond it all are forgotten, which costs some packets and no correctness.
 const NAMES_MAX: usize = 65_536;
-/// Longest encoded rumour in bytes: a name and two numbers.
-const RUMOUR_MAX: usize = 100;
+/// Longest encoded rumour in bytes: a name, two numbers and a small change.
+const RUMOUR_MAX: usize = 100 + DELTA_MAX;
 
 /// The newest version heard for each name.
 #[derive(Debug)]
@@ -48,7 +49,7 @@ impl BroadcastHandler<Identity> for RumourBook {
     type Key = RumourKey;
     type Error = NoRumour;
 
-    fn receive_item(&mut self, data: &[u8], _sender: Option<&Identity>) -> Result<Option<RumourKey>, NoRumour> {
+    fn receive_item(&mut self, data: &[u8], sender: Option<&Identity>) -> Result<Option<RumourKey>, NoRumour> {
         if data.len() > RUMOUR_MAX {
             return Err(NoRumour);
         }
@@ -62,7 +63,8 @@ impl BroadcastHandler<Identity> for RumourBook {
         }
         self.heard.insert(rumour.node.clone(), age);
         // The driver holds the receiver for as long as it holds this book.
-        if self.told.send(rumour.clone()).is_err() {
+        let teller = sender.and_then(|sender| sender.node.clone());
+        if self.told.send(Rumour { teller, ..rumour.clone() }).is_err() {
             return Err(NoRumour);
         }
         Ok(Some(RumourKey(rumour)))
@@ -79,7 +81,8 @@ mod tests {
         let mut book = RumourBook::new(told);
         let node = NodeId::new("w1").expect("name");
         let mut offer = |incarnation, version| {
-            let rumour = Rumour { node: node.clone(), incarnation: Incarnation(incarnation), version };
+            let (node, incarnation) = (node.clone(), Incarnation(incarnation));
+            let rumour = Rumour { node, incarnation, version, delta: None, teller: None };
             book.receive_item(&rmp_serde::to_vec(&rumour).expect("encodes"), None).expect("a rumour").is_some()
         };
         let passed = [offer(1, 1), offer(1, 1), offer(1, 3), offer(1, 2), offer(2, 1), offer(1, 9)];
@@ -90,7 +93,9 @@ mod tests {
             node: NodeId::new(&"x".repeat(48)).expect("name"),
             incarnation: Incarnation(u64::MAX - 1),
             version: u64::MAX,
+            delta: None,
+            teller: None,
         };
-        assert!(rmp_serde::to_vec(&longest).expect("encodes").len() <= RUMOUR_MAX);
+        assert!(rmp_serde::to_vec(&longest).expect("encodes").len() <= RUMOUR_MAX - DELTA_MAX);
     }
 }

@@ -28,7 +28,7 @@ use super::{
     seeds,
     socket::{SealedSocket, count_dropped},
 };
-use crate::security::SealKey;
+use crate::{discovery::RecordDelta, security::SealKey};
 
 /// Commands that may wait for the thread.
 const COMMANDS_MAX: usize = 256;
@@ -44,7 +44,7 @@ const PUBLISH_EVERY: Duration = Duration::from_millis(50);
 
 /// What the thread is told to do.
 pub(super) enum Command {
-    AnnounceVersion(u64),
+    AnnounceVersion(u64, Option<RecordDelta>),
     Doubt(NodeId, Incarnation),
     Verified(Peer, Proof),
     ExchangeOpen(oneshot::Sender<Vec<u8>>),
@@ -200,7 +200,7 @@ impl Gossip {
     fn obey(&mut self, command: Command) {
         let now = self.epoch.elapsed();
         match command {
-            Command::AnnounceVersion(version) => self.driver.announce_version(version),
+            Command::AnnounceVersion(version, delta) => self.driver.announce_version(version, delta),
             Command::Doubt(node, incarnation) => self.driver.suspect_hint(&node, incarnation, now),
             Command::Verified(peer, proof) => self.driver.verified(&peer.node, peer.incarnation, proof, now),
             // Askers may have given up; nothing depends on it.

@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 
 use super::{CLUSTER, ClusterError, Inner, Mesh};
 use crate::{
+    blobs::{BLOB_ENDPOINT, BlobDoor, Shelf},
     config::ClusterConfig,
     discovery::{DirectoryArgs, DirectoryHandle, NodeRecord, directory_child},
     link::{CONTROL_ENDPOINT, ControlEndpoint, LinkLayer, LinkSetup},
@@ -40,6 +41,8 @@ impl Start {
     ) -> Result<Mesh, ClusterError> {
         let (ops, endpoints, root) = (Ops::default(), Endpoints::default(), self.root.clone());
         endpoints.serve(EndpointName::new(CONTROL_ENDPOINT)?, Arc::new(ControlEndpoint(ops.clone())));
+        let shelf = Shelf::default();
+        endpoints.serve(EndpointName::new(BLOB_ENDPOINT)?, Arc::new(BlobDoor(shelf.clone())));
         let directory = DirectoryHandle::new(self.first_record());
         let membership = MembershipHandle::default();
         let sessions = SessionsHandle::new(self.config.name.clone(), self.incarnation, ops.clone(), directory.watch());
@@ -88,20 +91,18 @@ impl Start {
             membership,
             view: watch,
             programs: Programs::default(),
+            shelf,
         };
         Ok(Mesh { inner: Arc::new(inner) })
     }
 
     fn first_record(&self) -> NodeRecord {
         NodeRecord {
-            node: self.config.name.clone(),
-            incarnation: self.incarnation,
-            version: 0,
-            address: self.address,
             http: self.config.http,
             roles: self.config.roles.clone(),
             software: self.config.software.clone(),
-            instances: Vec::new(),
+            labels: self.config.labels.clone(),
+            ..NodeRecord::new(self.config.name.clone(), self.incarnation, self.address)
         }
     }
 
@@ -121,7 +122,7 @@ impl Start {
             handlers: handlers.clone(),
             snapshots: directory.watch(),
             reach: Arc::new(move |node, incarnation, reachable| {
-                for_reach.set_reachable(node.clone(), reachable);
+                for_reach.set_reachable(node.clone(), incarnation, reachable);
                 if !reachable {
                     membership.doubt(node, incarnation);
                 }

@@ -48,6 +48,7 @@ async fn start(key: &ClusterKey, name: &str, data_dir: &Path, seeds: &[SocketAdd
         key: key.clone(),
         roles: vec!["worker".into()],
         http: None,
+        labels: Default::default(),
         software: "test 1".into(),
         timings: Timings::default(),
     });
@@ -101,14 +102,7 @@ async fn nodes_find_one_another_talk_and_leave() {
         assert_eq!(answer.unwrap(), format!("{} says hi", from.node()));
     }
     b.publish(|record| {
-        record.instances.push(Instance {
-            endpoint: endpoint(),
-            kind: InstanceKind::Service,
-            lifecycle: Lifecycle::Serving,
-            model: None,
-            labels: Default::default(),
-            card: None,
-        });
+        record.instances.push(Instance::new(endpoint(), InstanceKind::Service, Lifecycle::Serving));
     })
     .unwrap();
     sees(&a, "the instance of b", |snapshot| snapshot.instances(InstanceKind::Service).count() == 1).await;

@@ -4,6 +4,7 @@
 //! expression; what is wrong then is told with the name of the field.
 
 use std::{
+    collections::BTreeMap,
     convert::Infallible,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -172,6 +173,7 @@ impl ClusterConfig {
             key,
             roles: Vec::new(),
             http: None,
+            labels: BTreeMap::new(),
             software: "program".to_owned(),
             timings: Timings::default(),
         })

@@ -78,14 +78,8 @@ impl<Req, Resp> Group<Req, Resp> {
                 instance.labels.insert(label, "member".to_owned());
                 return;
             }
-            record.instances.push(Instance {
-                endpoint: endpoint.clone(),
-                kind: InstanceKind::Service,
-                lifecycle: Lifecycle::Serving,
-                model: None,
-                labels: [(label, "member".to_owned())].into(),
-                card: None,
-            });
+            let instance = Instance::new(endpoint.clone(), InstanceKind::Service, Lifecycle::Serving);
+            record.instances.push(Instance { labels: [(label, "member".to_owned())].into(), ..instance });
         })?;
         // One that ended meanwhile has been forgotten before it was made a member.
         if actor.mesh.programs().life(actor.name()).is_none() {

@@ -6,7 +6,7 @@ use std::{cmp::Ordering, collections::BTreeMap};
 
 use starling_ids::{EndpointName, Incarnation, NodeId};
 
-use crate::discovery::{InstanceKind, Lifecycle, NodeState, Snapshot};
+use crate::discovery::{InstanceKind, Lifecycle, NodeState, Routable, Snapshot};
 
 /// One instance in one life of its node. After a restart of the node it is another instance.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,7 +44,7 @@ impl InstanceView {
     /// Whether a request may be sent to it now: it serves, and its node is not known to be out of reach.
     #[must_use]
     pub fn is_callable(&self) -> bool {
-        self.lifecycle == Lifecycle::Serving && self.state != NodeState::Unreachable
+        Routable::of(self.lifecycle, self.state) != Routable::No
     }
 }
 

@@ -20,7 +20,7 @@ use super::{
     pipeline::Service,
 };
 use crate::{
-    discovery::{Instance, InstanceKind, Lifecycle, RecordTooLarge},
+    discovery::{Instance, InstanceKind, Lifecycle, PublishError},
     mesh::Mesh,
     stream::{Fault, FaultKind},
     supervise::{Handle, Unavailable},
@@ -38,9 +38,9 @@ pub enum ServeError {
     /// The node is leaving the cluster.
     #[error("this node is leaving the cluster")]
     Leaving,
-    /// The node's record would be too large with it.
+    /// The node's record cannot take it.
     #[error(transparent)]
-    Record(#[from] RecordTooLarge),
+    Record(#[from] PublishError),
 }
 
 impl<Req, Resp> Endpoint<Req, Resp>
@@ -176,12 +176,12 @@ impl ServedEndpoint {
     }
 
     /// Tells the cluster where in its life the instance is. Only [`Lifecycle::Serving`] is called.
-    pub fn set_lifecycle(&self, lifecycle: Lifecycle) -> Result<(), RecordTooLarge> {
+    pub fn set_lifecycle(&self, lifecycle: Lifecycle) -> Result<(), PublishError> {
         self.change(|instance| instance.lifecycle = lifecycle)
     }
 
     /// Sets a label that callers and pickers see.
-    pub fn set_label(&self, key: impl Into<String>, value: impl Into<String>) -> Result<(), RecordTooLarge> {
+    pub fn set_label(&self, key: impl Into<String>, value: impl Into<String>) -> Result<(), PublishError> {
         self.change(|instance| {
             instance.labels.insert(key.into(), value.into());
         })
@@ -202,21 +202,15 @@ impl ServedEndpoint {
         self.registered = false;
     }
 
-    fn publish(&self, labels: BTreeMap<String, String>) -> Result<(), RecordTooLarge> {
+    fn publish(&self, labels: BTreeMap<String, String>) -> Result<(), PublishError> {
         self.mesh.publish(|record| {
             record.instances.retain(|instance| instance.endpoint != self.name);
-            record.instances.push(Instance {
-                endpoint: self.name.clone(),
-                kind: InstanceKind::Service,
-                lifecycle: Lifecycle::Serving,
-                model: None,
-                labels,
-                card: None,
-            });
+            let instance = Instance::new(self.name.clone(), InstanceKind::Service, Lifecycle::Serving);
+            record.instances.push(Instance { labels, ..instance });
         })
     }
 
-    fn change(&self, change: impl FnOnce(&mut Instance)) -> Result<(), RecordTooLarge> {
+    fn change(&self, change: impl FnOnce(&mut Instance)) -> Result<(), PublishError> {
         change_instance(&self.mesh, &self.name, change)
     }
 }
@@ -226,7 +220,7 @@ pub(super) fn change_instance(
     mesh: &Mesh,
     endpoint: &EndpointName,
     change: impl FnOnce(&mut Instance),
-) -> Result<(), RecordTooLarge> {
+) -> Result<(), PublishError> {
     mesh.publish(|record| {
         if let Some(instance) = record.instances.iter_mut().find(|instance| instance.endpoint == *endpoint) {
             change(instance);

@@ -9,7 +9,7 @@
 //! supervisor.add(sessions_child(&sessions, cookie, dial)).await?;     // dial: TLS, ALPN `starling-session/1`
 //! supervisor.add(control_child(&sessions)).await?;
 //! sessions.accept(Box::new(tls_stream), from);                        // from the listener, same ALPN
-//! sessions.call(&node, "directory/record", body, timeout).await?;
+//! sessions.call(&node, "subject/verb", body, timeout).await?;
 //! ```
 //!
 //! Nothing of ractor_cluster is visible outside of this module.
@@ -25,6 +25,8 @@ mod transport;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tls_tests;
 
 pub use actor::{Dial, sessions_child};
 pub use control::control_child;

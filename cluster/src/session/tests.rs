@@ -53,16 +53,7 @@ async fn nodes(names: &[(&str, u64)]) -> (Vec<Node>, watch::Sender<Arc<Snapshot>
 }
 
 fn record(text: &str, boot: u64, address: SocketAddr) -> NodeView {
-    let record = NodeRecord {
-        node: name(text),
-        incarnation: Incarnation(boot),
-        version: 1,
-        address,
-        http: None,
-        roles: Vec::new(),
-        software: String::new(),
-        instances: Vec::new(),
-    };
+    let record = NodeRecord { version: 1, ..NodeRecord::new(name(text), Incarnation(boot), address) };
     NodeView { record: Arc::new(record), state: NodeState::Alive }
 }
 

@@ -1,7 +1,6 @@
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
-use serde_bytes::ByteBuf;
-use starling_cluster::discovery::NodeRecord;
+use starling_cluster::discovery::{Lifecycle, NodeRecord, NodeState};
 use starling_kv::hash::HashSeed;
 
 use super::*;
@@ -25,37 +24,32 @@ fn capabilities(model: &str, block_tokens: u32) -> Capabilities {
 
 fn worker(index: u16, lifecycle: Lifecycle, capabilities: &Capabilities) -> Instance {
     Instance {
-        endpoint: names::worker_generate(index),
-        kind: InstanceKind::Worker,
-        lifecycle,
         model: Some(capabilities.card.id.clone()),
-        labels: BTreeMap::new(),
-        card: Some(ByteBuf::from(rmp_serde::to_vec(capabilities).expect("encodes"))),
+        card: Some(digest(capabilities)),
+        ..Instance::new(names::worker_generate(index), InstanceKind::Worker, lifecycle)
     }
 }
 
 fn router() -> Instance {
-    Instance {
-        endpoint: names::router_route(),
-        kind: InstanceKind::Router,
-        lifecycle: Lifecycle::Serving,
-        model: None,
-        labels: BTreeMap::new(),
-        card: None,
-    }
+    Instance::new(names::router_route(), InstanceKind::Router, Lifecycle::Serving)
+}
+
+fn digest(capabilities: &Capabilities) -> BlobDigest {
+    BlobDigest::of(&rmp_serde::to_vec(capabilities).expect("encodes"))
+}
+
+/// The catalog of somebody who has fetched these cards.
+fn read(nodes: Vec<NodeView>, cards: &[&Capabilities]) -> Catalog {
+    Catalog::read(&Snapshot { nodes }, |wanted| match cards.iter().find(|card| digest(card) == wanted) {
+        Some(card) => Card::Known(Arc::new((*card).clone())),
+        None if wanted == BlobDigest([9; 32]) => Card::Unreadable,
+        None => Card::Missing,
+    })
 }
 
 fn node(name: &str, state: NodeState, instances: Vec<Instance>) -> NodeView {
-    let record = NodeRecord {
-        node: NodeId::new(name).expect("name"),
-        incarnation: Incarnation(3),
-        version: 1,
-        address: ([127, 0, 0, 1], 7).into(),
-        http: None,
-        roles: Vec::new(),
-        software: String::new(),
-        instances,
-    };
+    let (node, address) = (NodeId::new(name).expect("name"), ([127, 0, 0, 1], 7).into());
+    let record = NodeRecord { version: 1, instances, ..NodeRecord::new(node, Incarnation(3), address) };
     NodeView { record: Arc::new(record), state }
 }
 
@@ -65,14 +59,14 @@ fn lif_04_a_model_is_listed_only_when_a_worker_of_it_can_be_asked() {
     for lifecycle in [Lifecycle::Joining, Lifecycle::Warming, Lifecycle::Draining, Lifecycle::Drained, Lifecycle::Gone]
     {
         let nodes = vec![node("a", NodeState::Alive, vec![worker(0, lifecycle, &caps)])];
-        let catalog = Catalog::read(&Snapshot { nodes });
+        let catalog = read(nodes, &[&caps]);
         assert!(catalog.models.is_empty(), "{lifecycle:?}");
         assert!(catalog.announced.contains(&caps.card.id), "known, though not to be asked");
     }
     let unreachable = node("a", NodeState::Unreachable, vec![worker(0, Lifecycle::Serving, &caps)]);
-    assert!(Catalog::read(&Snapshot { nodes: vec![unreachable] }).models.is_empty());
+    assert!(read(vec![unreachable], &[&caps]).models.is_empty());
     let serving = node("a", NodeState::Alive, vec![worker(0, Lifecycle::Serving, &caps)]);
-    let catalog = Catalog::read(&Snapshot { nodes: vec![serving] });
+    let catalog = read(vec![serving], &[&caps]);
     let model = &catalog.models[&caps.card.id];
     assert_eq!(model.workers[0].id.to_string(), "a/0");
     assert_eq!(model.workers[0].incarnation, Incarnation(3));
@@ -80,11 +74,12 @@ fn lif_04_a_model_is_listed_only_when_a_worker_of_it_can_be_asked() {
 
 #[test]
 fn idx_09_a_worker_with_another_block_size_is_left_out_with_a_reason() {
+    let (one, other) = (capabilities("m", 16), capabilities("m", 64));
     let nodes = vec![
-        node("a", NodeState::Alive, vec![worker(0, Lifecycle::Serving, &capabilities("m", 16))]),
-        node("b", NodeState::Alive, vec![worker(0, Lifecycle::Serving, &capabilities("m", 64))]),
+        node("a", NodeState::Alive, vec![worker(0, Lifecycle::Serving, &one)]),
+        node("b", NodeState::Alive, vec![worker(0, Lifecycle::Serving, &other)]),
     ];
-    let catalog = Catalog::read(&Snapshot { nodes });
+    let catalog = read(nodes, &[&one, &other]);
     assert_eq!(catalog.workers().count(), 1);
     assert_eq!(catalog.refused[0].0.to_string(), "b/0");
     assert!(catalog.refused[0].1.contains("64"), "{}", catalog.refused[0].1);
@@ -98,7 +93,7 @@ fn suspects_are_marked_and_suspect_routers_stand_apart() {
         node("b", NodeState::Alive, vec![router(), worker(0, Lifecycle::Serving, &caps)]),
         node("c", NodeState::Unreachable, vec![router()]),
     ];
-    let catalog = Catalog::read(&Snapshot { nodes });
+    let catalog = read(nodes, &[&caps]);
     let names = |nodes: &[NodeId]| nodes.iter().map(|node| node.as_str().to_owned()).collect::<Vec<_>>();
     assert_eq!(names(&catalog.routers), ["b"]);
     assert_eq!(names(&catalog.routers_suspect), ["a"]);
@@ -109,8 +104,23 @@ fn suspects_are_marked_and_suspect_routers_stand_apart() {
 #[test]
 fn a_card_that_cannot_be_read_is_refused_by_name() {
     let mut instance = worker(0, Lifecycle::Serving, &capabilities("m", 16));
-    instance.card = Some(ByteBuf::from(vec![0xc1]));
-    let catalog = Catalog::read(&Snapshot { nodes: vec![node("a", NodeState::Alive, vec![instance])] });
+    instance.card = Some(BlobDigest([9; 32]));
+    let catalog = read(vec![node("a", NodeState::Alive, vec![instance])], &[]);
     assert!(catalog.models.is_empty());
     assert_eq!(catalog.refused.len(), 1);
+}
+
+#[test]
+fn a_worker_whose_card_is_on_its_way_waits_for_it_and_is_not_refused() {
+    let caps = capabilities("m", 16);
+    let serving = || node("a", NodeState::Alive, vec![worker(0, Lifecycle::Serving, &caps)]);
+    let catalog = read(vec![serving()], &[]);
+    assert!(catalog.models.is_empty() && catalog.refused.is_empty());
+    assert_eq!(catalog.missing.into_iter().collect::<Vec<_>>(), [digest(&caps)]);
+    let mut vital = NodeRecord::clone(&serving().record);
+    (vital.partial, vital.instances[0].card) = (true, None);
+    let view = NodeView { record: Arc::new(vital), state: NodeState::Alive };
+    let catalog = read(vec![view], &[&caps]);
+    assert!(catalog.models.is_empty() && catalog.refused.is_empty() && catalog.missing.is_empty());
+    assert!(catalog.announced.contains(&caps.card.id), "the model is known already");
 }

@@ -150,7 +150,7 @@ impl World {
 
     /// The record of a node has a new version.
     pub fn announce(&mut self, slot: usize, version: u64) {
-        self.tell(slot, |driver, _| driver.announce_version(version));
+        self.tell(slot, |driver, _| driver.announce_version(version, None));
     }
 
     /// How many live nodes have heard of this version of the record of `name`.

@@ -141,16 +141,7 @@ pub(super) async fn node(key: &ClusterKey, name: &str, timings: Timings) -> Node
 }
 
 pub(super) fn view(name: &NodeId, incarnation: Incarnation, address: SocketAddr) -> NodeView {
-    let record = NodeRecord {
-        node: name.clone(),
-        incarnation,
-        version: 1,
-        address,
-        http: None,
-        roles: Vec::new(),
-        software: String::new(),
-        instances: Vec::new(),
-    };
+    let record = NodeRecord { version: 1, ..NodeRecord::new(name.clone(), incarnation, address) };
     NodeView { record: Arc::new(record), state: NodeState::Alive }
 }
 

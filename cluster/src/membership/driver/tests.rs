@@ -218,7 +218,7 @@ fn mem_12_a_hundred_renewals_leave_one_entry() {
 fn rumours_reach_everybody_within_a_second_or_two() {
     let mut sim = Sim::cluster(81, 0.0, 20);
     sim.until(10 * SECOND, "joined", Sim::agreed);
-    sim.nodes[7].driver.announce_version(42);
+    sim.nodes[7].driver.announce_version(42, None);
     let everybody = |sim: &Sim| {
         let told = |node: &Node| node.rumours.iter().any(|rumour| rumour.version == 42);
         sim.live().all(|(at, node)| at == 7 || told(node))

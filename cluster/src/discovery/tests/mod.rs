@@ -1,5 +1,9 @@
 //! Whole nodes in one process: gossip over real sockets, sessions over loopback, the directory above both.
 
+mod hostile;
+mod pure;
+mod scale;
+
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use starling_ids::{Incarnation, NodeId};
@@ -103,8 +107,8 @@ async fn start(setup: Setup<'_>) -> Result<Site, ClaimError> {
 }
 
 fn first_record(node: &NodeId, incarnation: Incarnation, address: SocketAddr) -> NodeRecord {
-    let (roles, software, instances) = (vec!["worker".into()], "test".into(), Vec::new());
-    NodeRecord { node: node.clone(), incarnation, version: 0, address, http: None, roles, software, instances }
+    let (roles, software) = (vec!["worker".into()], "test".into());
+    NodeRecord { roles, software, ..NodeRecord::new(node.clone(), incarnation, address) }
 }
 
 fn dial() -> Dial {
@@ -191,14 +195,8 @@ async fn what_a_node_publishes_is_seen_by_all_within_a_second() {
     all_see(&sites).await;
     let mut slowest = Duration::ZERO;
     for round in 0..3 {
-        let instance = Instance {
-            endpoint: format!("test/worker/{round}").parse().unwrap(),
-            kind: InstanceKind::Worker,
-            lifecycle: Lifecycle::Serving,
-            model: None,
-            labels: std::collections::BTreeMap::new(),
-            card: None,
-        };
+        let endpoint = format!("test/worker/{round}").parse().unwrap();
+        let instance = Instance::new(endpoint, InstanceKind::Worker, Lifecycle::Serving);
         c.directory.publish(|record| record.instances.push(instance)).unwrap();
         for site in &sites {
             let seen = |snapshot: &Arc<Snapshot>| snapshot.instances(InstanceKind::Worker).count() == round + 1;
@@ -211,6 +209,73 @@ async fn what_a_node_publishes_is_seen_by_all_within_a_second() {
         let left = until(site, "goodbye", |snapshot| complete(snapshot, &sites[..2])).await;
         println!("goodbye seen after {left:?}");
     }
+}
+
+/// The bar is a second, met with room on a quiet machine; the test waits for states, and says how long they took.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lif_05_a_step_in_life_is_seen_by_five_nodes_in_a_gossip_round() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = start(setup("ga", &[], &dir)).await.unwrap();
+    let mut sites = vec![first];
+    for name in ["gb", "gc", "gd", "ge"] {
+        let site = start(setup(name, &[&sites[0]], &dir)).await.unwrap();
+        sites.push(site);
+    }
+    all_see(&sites.iter().collect::<Vec<_>>()).await;
+    let endpoint: starling_ids::EndpointName = "test/worker/run".parse().unwrap();
+    let instance = Instance::new(endpoint.clone(), InstanceKind::Worker, Lifecycle::Joining);
+    sites[4].directory.publish(|record| record.instances.push(instance)).unwrap();
+    let mut slowest = Duration::ZERO;
+    for lifecycle in [Lifecycle::Warming, Lifecycle::Serving, Lifecycle::Draining, Lifecycle::Drained, Lifecycle::Gone]
+    {
+        let published = tokio::time::Instant::now();
+        sites[4].directory.publish(|record| record.instances[0].lifecycle = lifecycle).unwrap();
+        for site in &sites {
+            let seen = |snapshot: &Arc<Snapshot>| {
+                let mut instances = snapshot.instances(InstanceKind::Worker);
+                instances.any(|(_, instance)| instance.endpoint == endpoint && instance.lifecycle == lifecycle)
+            };
+            until(site, lifecycle.label(), seen).await;
+        }
+        slowest = slowest.max(published.elapsed());
+    }
+    println!("a step in life is seen by five nodes within {slowest:?}");
+    let refused = sites[4].directory.publish(|record| record.instances[0].lifecycle = Lifecycle::Serving);
+    assert!(matches!(refused, Err(PublishError::IllegalStep { .. })), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mem_09_the_record_of_a_dead_node_is_gone_everywhere_and_stays_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = start(setup("va", &[], &dir)).await.unwrap();
+    let b = start(setup("vb", &[&a], &dir)).await.unwrap();
+    let dead = start(setup("vc", &[&a], &dir)).await.unwrap();
+    all_see(&[&a, &b, &dead]).await;
+    assert_eq!(a.directory.down_for(&dead.node), None);
+    dead.root.stop_all().await.unwrap();
+    let (node, incarnation) = (dead.node.clone(), dead.incarnation);
+    drop(dead);
+    // One that joins after the death learns of it from nobody.
+    let late = start(setup("vd", &[&b], &dir)).await.unwrap();
+    let all = [&a, &b, &late];
+    for site in all {
+        until(site, "gone", |snapshot| complete(snapshot, &all)).await;
+    }
+    assert!(a.directory.down_for(&node).is_some(), "down, and not never heard of");
+    // Comparisons between all of them do not bring it back: each has its say at least twice.
+    for round in 0..2 {
+        for site in all {
+            site.directory.publish(|record| record.software = format!("round {round}")).unwrap();
+        }
+        for site in all {
+            let told = |snapshot: &Arc<Snapshot>| {
+                complete(snapshot, &all)
+                    && snapshot.nodes.iter().all(|view| view.record.software.ends_with(&round.to_string()))
+            };
+            until(site, "a round", told).await;
+        }
+    }
+    assert!(all.iter().all(|site| site.directory.snapshot().node(&node).is_none()), "{node} {incarnation} is back");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
