@@ -15,7 +15,7 @@ mod ledger;
 mod meter;
 mod port;
 mod publisher;
-mod rates;
+pub mod rates;
 #[cfg(test)]
 mod tests;
 

@@ -3,6 +3,7 @@
 //! Called by the programs in `src/bin`. Every figure they print comes with the machine, the seed and the commit.
 
 pub mod sim;
+pub mod replay;
 
 use std::{path::PathBuf, process::Command};
 

@@ -6,8 +6,11 @@
 
 pub mod catalog;
 pub mod decide;
+pub mod desk;
 pub mod fallback;
+pub mod fleet;
 pub mod load_book;
+pub mod policy;
 pub mod receipt;
 pub mod score;
 pub mod slots;

@@ -17,13 +17,13 @@ const USUAL_DECODE: f64 = 4.0;
 
 /// What one step did.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct StepFacts {
+pub struct StepFacts {
     /// How long it took.
-    pub(crate) took: Duration,
+    pub took: Duration,
     /// Prompt tokens it computed.
-    pub(crate) prefilled: u64,
+    pub prefilled: u64,
     /// Tokens it sampled.
-    pub(crate) sampled: u64,
+    pub sampled: u64,
 }
 
 /// Steps before the rates are told to anybody.
@@ -31,19 +31,19 @@ const STEPS_MIN: u32 = 50;
 
 /// Rates, moving with every step.
 #[derive(Debug, Default)]
-pub(crate) struct RateBook {
+pub struct RateBook {
     rates: Rates,
     steps: u32,
 }
 
 impl RateBook {
     /// What was learned; `None` before there were enough steps.
-    pub(crate) fn rates(&self) -> Option<Rates> {
+    pub fn rates(&self) -> Option<Rates> {
         (self.steps >= STEPS_MIN).then_some(self.rates)
     }
 
     /// Learns from a step.
-    pub(crate) fn learn(&mut self, step: StepFacts) {
+    pub fn learn(&mut self, step: StepFacts) {
         // Token counts of a step are small; the conversions are exact.
         let (prefill, decode) = (step.prefilled as f64 / USUAL_PREFILL, step.sampled as f64 / USUAL_DECODE);
         if step.prefilled == 0 && step.sampled == 0 {

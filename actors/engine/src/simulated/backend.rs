@@ -57,7 +57,7 @@ impl SimBackend {
 
 impl Backend for SimBackend {
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Computed<'_>, EngineError> {
-        let mut work = Work::default();
+        let mut work = Work { cache_tokens: self.memory.len(), ..Work::default() };
         let mut rows = Vec::with_capacity(batch.items.len());
         for item in &batch.items {
             let state = self.run(item)?;

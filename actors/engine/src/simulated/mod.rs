@@ -20,7 +20,7 @@ use starling_kv::{
 };
 
 pub use backend::SimBackend;
-pub use timing::{Timing, TimingError};
+pub use timing::{Curve, Polynomial, Terms, Timing, TimingError};
 
 use crate::{
     bundle::TokenizerBundle,
@@ -102,6 +102,20 @@ impl SimulatedModel {
                 kv_blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
             },
         })
+    }
+
+    /// The same with another context length, in tokens.
+    #[must_use]
+    pub fn with_context(mut self, tokens: u32) -> Self {
+        self.card.context_length = tokens;
+        self
+    }
+
+    /// The same with another number of KV blocks, at least 64.
+    #[must_use]
+    pub fn with_blocks(mut self, blocks: u32) -> Self {
+        self.limits.kv_blocks = blocks.max(BLOCKS_MIN as u32);
+        self
     }
 
     /// The layout of its blocks: 32 bytes a token, as four f32 each for keys and values would be.

@@ -285,9 +285,10 @@ fn time_follows_work_and_the_cache_saves_it() {
     };
     let (cold, warm) = (first_token(1), first_token(2));
     assert!(warm < cold / 4, "{cold:?} {warm:?}");
+    let terms = |terms| Timing { curve: Curve::Terms(terms), ..timing };
     for (timing, name) in [
-        (Timing { step_ms: f64::NAN, ..timing }, "step_ms"),
-        (Timing { decode_sequence_ms: -1.0, ..timing }, "decode_sequence_ms"),
+        (terms(Terms { step_ms: f64::NAN, ..Terms::default() }), "step_ms"),
+        (terms(Terms { decode_sequence_ms: -1.0, ..Terms::default() }), "decode_sequence_ms"),
         (Timing { speedup: 0.0, ..timing }, "speedup"),
     ] {
         let error = SimulatedModel::with_timing(&options(), timing).expect_err(name);

@@ -1,0 +1,103 @@
+//! One engine on the virtual clock.
+
+use std::time::Duration;
+
+use starling_actors::{
+    report::LoadReport,
+    worker::rates::{RateBook, StepFacts},
+};
+use starling_engine::{
+    Engine, EngineError, SequenceRequest, StepOutput, SubmitError, core::CoreEngine, simulated::SimBackend,
+};
+use starling_ids::{Incarnation, RequestId, WorkerId};
+
+/// See the module.
+#[derive(Debug)]
+pub struct SimWorker {
+    /// Who.
+    pub id: WorkerId,
+    /// In which life.
+    pub incarnation: Incarnation,
+    /// What it runs.
+    pub engine: CoreEngine<SimBackend>,
+    /// A step is under way; its end is an event.
+    pub stepping: Option<StepOutput>,
+    /// Time spent in steps.
+    pub busy: Duration,
+    rates: RateBook,
+    told: Option<(Duration, LoadReport)>,
+    admitted: Vec<RequestId>,
+}
+
+/// A worker that has told nothing for this long tells again.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+
+impl SimWorker {
+    /// An idle worker.
+    #[must_use]
+    pub fn new(id: WorkerId, engine: CoreEngine<SimBackend>) -> Self {
+        Self {
+            id,
+            incarnation: Incarnation(1),
+            engine,
+            stepping: None,
+            busy: Duration::ZERO,
+            rates: RateBook::default(),
+            told: None,
+            admitted: Vec::new(),
+        }
+    }
+
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// As the engine.
+    pub fn submit(&mut self, request: RequestId, sequence: SequenceRequest) -> Result<(), SubmitError> {
+        self.engine.submit(sequence)?;
+        self.admitted.push(request);
+        Ok(())
+    }
+
+    /// Begins a step if none is under way; how long it takes.
+    ///
+    /// # Errors
+    /// As the engine.
+    pub fn begin(&mut self) -> Result<Option<Duration>, EngineError> {
+        if self.stepping.is_some() {
+            return Ok(None);
+        }
+        let before = self.engine.load();
+        let output = self.engine.step()?;
+        if output.idle {
+            return Ok(None);
+        }
+        let after = self.engine.load();
+        let takes = output.takes;
+        self.busy += takes;
+        self.rates.learn(StepFacts {
+            took: takes,
+            prefilled: after.tokens_prefilled - before.tokens_prefilled,
+            sampled: after.tokens_generated - before.tokens_generated,
+        });
+        self.stepping = Some(output);
+        Ok(Some(takes))
+    }
+
+    /// What it tells routers now, if it is time to.
+    pub fn report(&mut self, now: Duration) -> Option<(LoadReport, Vec<RequestId>)> {
+        let report = LoadReport {
+            worker: self.id.clone(),
+            incarnation: self.incarnation,
+            draining: false,
+            load: self.engine.load(),
+            rates: self.rates.rates(),
+            turn_age_ms: 0,
+        };
+        let due = self.told.as_ref().is_none_or(|(at, told)| now >= *at + HEARTBEAT || report.differs_much(told));
+        if !due && self.admitted.is_empty() {
+            return None;
+        }
+        self.told = Some((now, report.clone()));
+        Some((report, std::mem::take(&mut self.admitted)))
+    }
+}
