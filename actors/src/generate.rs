@@ -24,6 +24,29 @@ pub struct GenerateSpec {
     pub logprobs: Option<u8>,
     /// Cache salt: requests of different salts never share blocks.
     pub cache_salt: Option<String>,
+    /// What each answer has said, when a request that broke on another worker goes on here; empty for a new one.
+    #[serde(default)]
+    pub so_far: Vec<SoFar>,
+}
+
+/// An answer whose worker was lost.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SoFar {
+    /// Its tokens.
+    pub tokens: Vec<TokenId>,
+    /// It had ended; nothing more is wanted.
+    pub ended: bool,
+}
+
+impl GenerateSpec {
+    /// What an answer has said, and whether more of it is wanted.
+    #[must_use]
+    pub fn begun(&self, choice: u32) -> (&[TokenId], bool) {
+        match self.so_far.get(choice as usize) {
+            Some(so_far) => (&so_far.tokens, !so_far.ended && so_far.tokens.len() < self.stop.tokens_max as usize),
+            None => (&[], true),
+        }
+    }
 }
 
 /// The first body of a stream to a worker.

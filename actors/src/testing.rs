@@ -143,7 +143,8 @@ impl TestEngine {
         if hits < hashes.len() {
             events.push(KvEvent::Stored { parent, blocks: hashes[hits..].to_vec() });
         }
-        self.running.push(Running { request, sampled: 0, cached });
+        let sampled = request.answered;
+        self.running.push(Running { request, sampled, cached });
     }
 }
 
@@ -184,13 +185,14 @@ impl Engine for TestEngine {
         for running in &mut self.running {
             let prompt = &running.request.prompt;
             assert!(!prompt.contains(&PANIC_TOKEN), "the engine was asked to panic");
-            let first = running.sampled == 0;
+            let first = running.sampled == running.request.answered;
             running.sampled += 1;
             self.load.tokens_generated += 1;
             let finish = if prompt.contains(&ERROR_TOKEN) {
                 Some(FinishReason::Error)
             } else {
-                (running.sampled >= running.request.stop.tokens_max).then_some(FinishReason::Length)
+                (running.sampled - running.request.answered >= running.request.stop.tokens_max)
+                    .then_some(FinishReason::Length)
             };
             let seed = running.request.sampling.seed as TokenId;
             let token = SampledToken { id: seed * 1_000 + running.sampled, logprob: None, top: Vec::new() };
@@ -354,6 +356,7 @@ pub(crate) fn spec(prompt: Vec<TokenId>, tokens_max: u32) -> GenerateSpec {
         stop: StopParams { tokens_max, tokens_min: 0, token_ids: Vec::new(), ignore_eos: true },
         logprobs: None,
         cache_salt: None,
+        so_far: Vec::new(),
     }
 }
 

@@ -117,6 +117,9 @@ pub struct SequenceRequest {
     pub id: SequenceId,
     /// The prompt; not empty, every id below the vocabulary's size.
     pub prompt: Arc<[TokenId]>,
+    /// So many of the prompt's last tokens are the answer so far, when an answer that broke elsewhere is continued here.
+    /// Penalties, `tokens_min` and the draws see them as answer; `tokens_max` counts new ones alone.
+    pub answered: u32,
     /// Seed of the block hashes: the card's seed plus adapter and tenant salt. Different seeds never share blocks.
     pub hash_seed: HashSeed,
     /// How to choose.

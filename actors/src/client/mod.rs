@@ -6,6 +6,7 @@
 
 mod bundle;
 mod generate;
+mod journey;
 mod outcome;
 mod own_load;
 mod route;

@@ -1,7 +1,7 @@
 //! The frames of one request, with all that it holds.
 //!
 //! Called by whoever asked. Dropping it cancels the worker's sequences and gives the reservation back; so does its
-//! end. Never: ends without saying why: a stream without every answer's finish is a lost worker.
+//! end. A worker that is lost mid-answer is replaced; the frames go on where they stopped. Never: ends without saying why.
 
 use std::{
     pin::Pin,
@@ -12,10 +12,11 @@ use futures::{
     Stream, StreamExt,
     stream::{self, BoxStream},
 };
-use starling_cluster::stream::{Opened, StreamRx};
+use starling_cluster::stream::{Opened, StreamError, StreamRx};
 use starling_ids::{Incarnation, WorkerId};
 
 use super::{
+    journey::Journey,
     outcome::lost,
     route::{Hold, Routed},
 };
@@ -23,7 +24,7 @@ use crate::generate::{GenerateError, GenerateFrame};
 
 /// Frames in order; ends after the last answer's finish. After an error there is nothing more.
 pub struct GenerateStream {
-    /// Who computes it.
+    /// Who began to compute it.
     pub worker: WorkerId,
     /// In which life.
     pub incarnation: Incarnation,
@@ -47,12 +48,11 @@ impl Stream for GenerateStream {
 }
 
 impl GenerateStream {
-    pub(super) fn new(opened: Opened, routed: Routed, choices: u32) -> Self {
-        let Opened { tx, rx, .. } = opened;
-        // The request was in the first body; nothing more is sent.
-        tx.end();
-        let Routed { worker, incarnation, hit_blocks, hold } = routed;
-        let reader = Reader { rx, worker: worker.clone(), unfinished: choices, hold: Some(hold), over: false };
+    pub(super) fn new(opened: Opened, routed: Routed, journey: Journey) -> Self {
+        let (worker, incarnation, hit_blocks) = (routed.worker.clone(), routed.incarnation, routed.hit_blocks);
+        let unfinished = journey.spec.choices;
+        let told = vec![false; unfinished as usize];
+        let reader = Reader { leg: Leg::new(opened, routed), journey, unfinished, told, over: false };
         let frames = stream::unfold(reader, |mut reader| async move {
             let item = reader.next().await?;
             Some((item, reader))
@@ -61,48 +61,88 @@ impl GenerateStream {
     }
 }
 
-struct Reader {
+/// The part of the way that one worker goes.
+struct Leg {
     rx: StreamRx,
     worker: WorkerId,
-    unfinished: u32,
     hold: Option<Hold>,
+}
+
+impl Leg {
+    fn new(opened: Opened, routed: Routed) -> Self {
+        let Opened { tx, rx, .. } = opened;
+        // The request was in the first body; nothing more is sent.
+        tx.end();
+        Self { rx, worker: routed.worker, hold: Some(routed.hold) }
+    }
+}
+
+struct Reader {
+    leg: Leg,
+    journey: Journey,
+    unfinished: u32,
+    /// Answers whose cached tokens the client was told.
+    told: Vec<bool>,
     over: bool,
 }
 
 impl Reader {
     async fn next(&mut self) -> Option<Result<GenerateFrame, GenerateError>> {
         while !self.over {
-            let item = match self.rx.recv().await {
+            let item = match self.leg.rx.recv().await {
                 // The worker shows that it is alive.
                 Some(Ok(bytes)) if bytes.is_empty() => continue,
                 Some(Ok(bytes)) => self.frame(&bytes),
-                Some(Err(error)) => Err(lost(&self.worker, error)),
+                Some(Err(error)) => match self.go_on(error).await {
+                    Ok(()) => continue,
+                    Err(error) => Err(error),
+                },
                 None if self.unfinished == 0 => break,
                 None => Err(self.lost("the stream ended before every answer did")),
             };
             if item.is_err() {
                 self.over = true;
-                self.hold = None;
+                self.leg.hold = None;
             }
             return Some(item);
         }
         None
     }
 
+    /// To another worker; the error is the client's when there is none.
+    async fn go_on(&mut self, error: StreamError) -> Result<(), GenerateError> {
+        // What the lost worker held goes back before the next decision.
+        self.leg.hold = None;
+        match self.journey.resume(&self.leg.worker, &error).await {
+            Some((opened, routed)) => {
+                self.leg = Leg::new(opened, routed);
+                Ok(())
+            }
+            None => Err(lost(&self.leg.worker, error)),
+        }
+    }
+
     fn frame(&mut self, bytes: &[u8]) -> Result<GenerateFrame, GenerateError> {
-        let frame: GenerateFrame =
+        let mut frame: GenerateFrame =
             rmp_serde::from_slice(bytes).map_err(|error| self.lost(&format!("a frame cannot be read: {error}")))?;
+        self.journey.said(&frame);
+        // Only the first worker's word counts: what a later one found cached is this request's own.
+        if let Some(told) = self.told.get_mut(frame.choice as usize)
+            && std::mem::replace(told, *told || frame.cached_tokens.is_some())
+        {
+            frame.cached_tokens = None;
+        }
         if frame.finish.is_some() {
             self.unfinished = self.unfinished.saturating_sub(1);
             if self.unfinished == 0 {
                 // Nothing runs there any more; the next decision shall see it.
-                self.hold = None;
+                self.leg.hold = None;
             }
         }
         Ok(frame)
     }
 
     fn lost(&self, reason: &str) -> GenerateError {
-        GenerateError::WorkerLost { worker: self.worker.clone(), reason: reason.to_owned() }
+        GenerateError::WorkerLost { worker: self.leg.worker.clone(), reason: reason.to_owned() }
     }
 }

@@ -149,7 +149,14 @@ impl Desk {
 
     /// A worker tells how busy it is. `admitted` are the requests that its engine took since its last account: they are in
     /// it now. Whatever was reserved longer than `lag` before it is in it too, or never came.
-    pub fn hear(&mut self, worker: &WorkerId, incarnation: Incarnation, heard: Heard, admitted: &[RequestId], lag: Duration) {
+    pub fn hear(
+        &mut self,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+        heard: Heard,
+        admitted: &[RequestId],
+        lag: Duration,
+    ) {
         let Some(slot) = self.fleet.slot(worker) else { return };
         if self.fleet.life(slot).is_none_or(|(_, life)| *life != incarnation) {
             return;

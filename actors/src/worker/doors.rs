@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use starling_cluster::stream::{Context, Fault, FaultKind, Incoming, StreamHandler};
 use starling_engine::SubmitError;
-use starling_ids::Metric;
+use starling_ids::{Metric, TokenId};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, timeout},
@@ -21,7 +21,7 @@ use tokio::{
 use super::{
     WorkerShared,
     forward::{InFlightGuard, RequestStream, Subscription, TypedEnd, forward, publish},
-    port::{CancelGuard, Command, Delivery, Port, Submission},
+    port::{AnswerStart, CancelGuard, Command, Delivery, Port, Submission},
 };
 use crate::generate::{Accepted, GenerateSpec, WorkerRequest};
 
@@ -86,9 +86,8 @@ async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Re
     let card = shared.model.card();
     let submission = Submission {
         key,
-        prompt: spec.prompt.into(),
         hash_seed: card.hash_seed.scoped(None, spec.cache_salt.as_deref()),
-        choices: spec.choices,
+        answers: answers(&spec),
         sampling: spec.sampling,
         stop: spec.stop,
         logprobs: spec.logprobs,
@@ -113,6 +112,18 @@ async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Re
     Ok(Admitted { outbox, cancel, in_flight, reply: reply.into() })
 }
 
+/// The answers that are wanted here, each with what it has said before.
+fn answers(spec: &GenerateSpec) -> Vec<AnswerStart> {
+    let prompt: Arc<[TokenId]> = spec.prompt.as_slice().into();
+    let start = |choice| {
+        let (said, wanted) = spec.begun(choice);
+        let answered = u32::try_from(said.len()).unwrap_or(u32::MAX);
+        let tokens = if said.is_empty() { prompt.clone() } else { [&spec.prompt, said].concat().into() };
+        wanted.then_some(AnswerStart { choice, tokens, answered })
+    };
+    (0..spec.choices).filter_map(start).collect()
+}
+
 /// Whether this worker, in this life, takes such a request at all.
 fn check(shared: &WorkerShared, request: &WorkerRequest) -> Result<Arc<Port>, Fault> {
     if request.worker != shared.id {
@@ -133,6 +144,10 @@ fn check(shared: &WorkerShared, request: &WorkerRequest) -> Result<Arc<Port>, Fa
     }
     if !(1..=CHOICES_MAX).contains(&spec.choices) {
         return Err(invalid(format!("{} choices; 1 to {CHOICES_MAX} are possible", spec.choices), "n"));
+    }
+    let begun = spec.so_far.len();
+    if begun > 0 && (begun != spec.choices as usize || !(0..spec.choices).any(|choice| spec.begun(choice).1)) {
+        return Err(invalid(format!("{begun} answers begun of {}, none of them to go on", spec.choices), "so_far"));
     }
     if shared.draining.load(Ordering::SeqCst) {
         return Err(draining(shared));

@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, watch};
 use super::{
     ledger::{Applied, Ledger, RequestKey},
     meter::Meter,
-    port::{Cancels, Command, Delivery, Pulse, Submission},
+    port::{AnswerStart, Cancels, Command, Delivery, Pulse, Submission},
     publisher::Publisher,
 };
 use crate::report::LoadReport;
@@ -213,9 +213,10 @@ impl<'a> EngineLoop<'a> {
     /// All choices or none.
     fn submit(&mut self, submission: Submission) {
         let key = submission.key;
-        let ids = self.ledger.admit(key, submission.choices, submission.outbox.clone());
-        let refused = ids.into_iter().zip(0u64..).find_map(|(id, choice)| {
-            let request = sequence(&submission, id, choice);
+        let choices = submission.answers.iter().map(|answer| answer.choice);
+        let ids = self.ledger.admit(key, choices, submission.outbox.clone());
+        let refused = ids.into_iter().zip(&submission.answers).find_map(|(id, answer)| {
+            let request = sequence(&submission, id, answer);
             self.engine.submit(request).err()
         });
         if let Some(error) = refused {
@@ -260,16 +261,19 @@ impl<'a> EngineLoop<'a> {
     }
 }
 
-/// Choice `choice` of a request, which samples with its own seed.
-fn sequence(submission: &Submission, id: SequenceId, choice: u64) -> SequenceRequest {
+/// One answer of a request, which samples with its own seed and has what is left of the budget.
+fn sequence(submission: &Submission, id: SequenceId, answer: &AnswerStart) -> SequenceRequest {
     let mut sampling = submission.sampling.clone();
-    sampling.seed = sampling.seed.wrapping_add(choice);
+    sampling.seed = sampling.seed.wrapping_add(u64::from(answer.choice));
+    let mut stop = submission.stop.clone();
+    stop.tokens_max = stop.tokens_max.saturating_sub(answer.answered).max(1);
     SequenceRequest {
         id,
-        prompt: submission.prompt.clone(),
+        prompt: answer.tokens.clone(),
+        answered: answer.answered,
         hash_seed: submission.hash_seed,
         sampling,
-        stop: submission.stop.clone(),
+        stop,
         logprobs: submission.logprobs,
         priority: submission.priority,
     }

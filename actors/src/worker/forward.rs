@@ -57,7 +57,7 @@ impl TypedEnd {
 impl Drop for TypedEnd {
     fn drop(&mut self) {
         if let Some(tx) = self.0.take() {
-            tx.fail(Fault::new(FaultKind::Internal, WORKER_ENDED));
+            tx.fail(Fault::new(FaultKind::Unavailable, WORKER_ENDED));
         }
     }
 }
@@ -117,7 +117,7 @@ pub(crate) async fn forward(stream: RequestStream) {
                     cancel.ended = true;
                     break Some(fault);
                 }
-                None => break Some(Fault::new(FaultKind::Internal, WORKER_ENDED)),
+                None => break Some(Fault::new(FaultKind::Unavailable, WORKER_ENDED)),
             },
             _ = keep_alive.tick() => {
                 if cancel.port.pulse.age() < STUCK {

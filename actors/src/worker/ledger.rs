@@ -44,9 +44,15 @@ impl<O> Ledger<O> {
         Self { next: 0, sequences: HashMap::new(), requests: HashMap::new() }
     }
 
-    /// Enters a request; returns the sequence of each choice, in order.
-    pub(crate) fn admit(&mut self, key: RequestKey, choices: u32, outbox: O) -> Vec<SequenceId> {
-        let live: Vec<SequenceId> = (0..choices)
+    /// Enters a request; returns the sequence of each of these choices, in order.
+    pub(crate) fn admit(
+        &mut self,
+        key: RequestKey,
+        choices: impl IntoIterator<Item = u32>,
+        outbox: O,
+    ) -> Vec<SequenceId> {
+        let live: Vec<SequenceId> = choices
+            .into_iter()
             .map(|choice| {
                 let id = SequenceId(self.next);
                 self.next += 1;
@@ -109,7 +115,7 @@ mod tests {
     #[test]
     fn a_request_ends_with_its_last_choice() {
         let mut ledger = Ledger::new();
-        let ids = ledger.admit(RequestKey(1), 2, ());
+        let ids = ledger.admit(RequestKey(1), 0..2, ());
         let last = |applied| matches!(applied, Applied::Frame { last: true, .. });
         assert!(!last(ledger.apply(delta(ids[1], Some(FinishReason::Stop)))));
         assert!(!last(ledger.apply(delta(ids[0], None))));
@@ -121,7 +127,7 @@ mod tests {
     #[test]
     fn a_failed_choice_fails_the_request_and_names_what_is_left_to_cancel() {
         let mut ledger = Ledger::new();
-        let ids = ledger.admit(RequestKey(1), 3, ());
+        let ids = ledger.admit(RequestKey(1), 0..3, ());
         assert_eq!(ledger.apply(delta(ids[1], Some(FinishReason::Error))), Applied::Failed { key: RequestKey(1) });
         assert_eq!(ledger.remove(RequestKey(1)), Some(((), vec![ids[0], ids[2]])));
         assert_eq!(ledger.apply(delta(ids[0], None)), Applied::Unknown);
@@ -132,7 +138,7 @@ mod tests {
         #[test]
         fn zero_at_rest(steps in proptest::collection::vec((0u64..6, 0usize..3, 0u8..3), 0..60)) {
             let mut ledger = Ledger::new();
-            let ids: Vec<Vec<SequenceId>> = (0..6).map(|key| ledger.admit(RequestKey(key), 3, key)).collect();
+            let ids: Vec<Vec<SequenceId>> = (0..6).map(|key| ledger.admit(RequestKey(key), 0..3, key)).collect();
             for (key, at, what) in steps {
                 let key_name = RequestKey(key);
                 let id = ids[key as usize][at];

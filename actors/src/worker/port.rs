@@ -40,9 +40,9 @@ pub(crate) enum Delivery {
 #[derive(Debug)]
 pub(crate) struct Submission {
     pub(crate) key: RequestKey,
-    pub(crate) prompt: Arc<[TokenId]>,
     pub(crate) hash_seed: HashSeed,
-    pub(crate) choices: u32,
+    /// One for each answer that is wanted here.
+    pub(crate) answers: Vec<AnswerStart>,
     pub(crate) sampling: SamplingParams,
     pub(crate) stop: StopParams,
     pub(crate) logprobs: Option<u8>,
@@ -50,6 +50,17 @@ pub(crate) struct Submission {
     /// Holds every frame that the request's budget allows, so the engine thread never waits for it.
     pub(crate) outbox: mpsc::Sender<Delivery>,
     pub(crate) verdict: oneshot::Sender<Result<(), SubmitError>>,
+}
+
+/// Where one answer begins.
+#[derive(Debug)]
+pub(crate) struct AnswerStart {
+    /// Its number in the request.
+    pub(crate) choice: u32,
+    /// The prompt, and what the answer has said elsewhere.
+    pub(crate) tokens: Arc<[TokenId]>,
+    /// How many of them it has said.
+    pub(crate) answered: u32,
 }
 
 /// What the engine thread is told.

@@ -162,16 +162,16 @@ async fn an_engine_error_on_a_sequence_is_an_error_and_never_a_short_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_panics_ends_its_streams_with_a_fault_and_starts_again() {
+async fn a_request_that_kills_its_engine_is_given_up_and_its_neighbours_go_on() {
     let rig = Rig::ready("worker-panic", TestModel::slow(2), 1).await;
-    let running = rig.generate(spec(prompt(1, 40), 4_000)).await.expect("accepted");
+    let running = rig.generate(spec(prompt(1, 40), 1_000)).await.expect("accepted");
     let error = rig.complete(spec(vec![1, 2, PANIC_TOKEN], 5)).await.expect_err("failed");
     assert!(matches!(&error, GenerateError::WorkerLost { reason, .. } if reason.contains("starts again")), "{error:?}");
-    assert!(matches!(all(running).await, Err(GenerateError::WorkerLost { .. })));
-    eventually("restarted", restarted(&rig, "workers/0")).await;
-    eventually("listed again", || !rig.node.client().models().is_empty()).await;
+    assert_eq!(rig.restarts("workers/0"), 3, "tried three times, and not for ever");
+    let tokens: Vec<_> = all(running).await.expect("goes on").into_iter().flat_map(|frame| frame.tokens).collect();
+    assert!(tokens.iter().map(|token| token.id).eq(1..=1_000), "no token lost, none repeated");
     let frames = rig.complete(spec(prompt(1, 40), 3)).await.expect("it serves again");
-    assert_eq!(frames[0].cached_tokens, Some(0), "its blocks were lost");
+    assert_eq!(frames.len(), 3);
     rig.end().await;
 }
 

@@ -30,6 +30,7 @@ fn answer(engine: &mut dyn Engine, id: u64, case: &Golden) -> Result<Vec<u32>, B
     engine.submit(SequenceRequest {
         id: SequenceId(id),
         prompt: case.prompt.as_slice().into(),
+        answered: 0,
         hash_seed: card.hash_seed,
         sampling: SamplingParams { logit_bias: ends, ..SamplingParams::greedy() },
         stop: StopParams {

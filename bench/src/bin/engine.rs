@@ -60,6 +60,7 @@ impl Runner {
         self.engine.submit(SequenceRequest {
             id: SequenceId(self.next_id),
             prompt,
+            answered: 0,
             hash_seed,
             sampling: SamplingParams::greedy(),
             stop: StopParams { tokens_max, tokens_min: 0, token_ids: Vec::new(), ignore_eos: true },

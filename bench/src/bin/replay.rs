@@ -30,8 +30,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     for workers in workers {
         let base = Setup { workers, gateways, seed, ..Setup::default() };
         let capacity = capacity(&base, trace)?;
-        println!("{workers} workers, {gateways} gateways, {requests} requests, seed {seed}: capacity {capacity:.2} requests/s");
-        println!("{:>5} {:>12} {:>9} {:>9} {:>9} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>8}", "load", "policy", "ttft p50", "p90", "p99", "itl p50", "itl p99", "hit", "good", "cov", "util", "µs/dec");
+        println!(
+            "{workers} workers, {gateways} gateways, {requests} requests, seed {seed}: capacity {capacity:.2} requests/s"
+        );
+        println!(
+            "{:>5} {:>12} {:>9} {:>9} {:>9} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>8}",
+            "load", "policy", "ttft p50", "p90", "p99", "itl p50", "itl p99", "hit", "good", "cov", "util", "µs/dec"
+        );
         for load in &loads {
             let rate = trace.len() as f64 / trace.last().map_or(1.0, |last| last.at.as_secs_f64());
             let paced = paced(trace, rate / (load * capacity));
@@ -50,7 +55,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn serve(setup: &Setup, asked: &[Asked]) -> Result<Summary, Box<dyn Error>> {
-    let run = Cluster::new(setup, asked)?.run(|ended, now| eprint!("\r{ended} ended at {:.0} s   ", now.as_secs_f64()))?;
+    let run =
+        Cluster::new(setup, asked)?.run(|ended, now| eprint!("\r{ended} ended at {:.0} s   ", now.as_secs_f64()))?;
     eprint!("\r                              \r");
     Ok(summary(&run, Slo { ttft: Duration::from_secs(2), itl: Duration::from_millis(50) }))
 }
@@ -86,7 +92,15 @@ fn paced(trace: &[Asked], stretch: f64) -> Vec<Asked> {
 fn row(load: f64, policy: &str, s: &Summary) {
     println!(
         "{load:>5.2} {policy:>12} {:>9.0} {:>9.0} {:>9.0} {:>8.1} {:>8.1} {:>7.3} {:>7.3} {:>7.3} {:>7.3} {:>8.1}{}",
-        s.ttft[0], s.ttft[1], s.ttft[2], s.itl[0], s.itl[2], s.hit_rate, s.goodput, s.load_cov, s.utilisation,
+        s.ttft[0],
+        s.ttft[1],
+        s.ttft[2],
+        s.itl[0],
+        s.itl[2],
+        s.hit_rate,
+        s.goodput,
+        s.load_cov,
+        s.utilisation,
         s.decision_us,
         if s.failed > 0 { format!("  {} FAILED", s.failed) } else { String::new() },
     );

@@ -183,7 +183,8 @@ impl<'a> Cluster<'a> {
             kernel: starling_engine::KernelChoice::Auto,
             activations: starling_engine::Activations::default(),
         };
-        let model = SimulatedModel::with_timing(&options, setup.timing)?.with_context(context).with_blocks(setup.blocks);
+        let model =
+            SimulatedModel::with_timing(&options, setup.timing)?.with_context(context).with_blocks(setup.blocks);
         let mut index = PrefixIndex::new(IndexLimits::default());
         let mut workers = Vec::with_capacity(setup.workers);
         for number in 0..setup.workers {
@@ -356,6 +357,7 @@ impl<'a> Cluster<'a> {
         let sequence = SequenceRequest {
             id: SequenceId(request as u64),
             prompt: tokens,
+            answered: 0,
             hash_seed: self.seed,
             sampling: SamplingParams::greedy(),
             stop: StopParams {

@@ -50,6 +50,7 @@ metrics! {
     GatewayItl Histogram "starling_gateway_itl_seconds" "Time between tokens of one stream."
     GatewayCancelled Counter "starling_gateway_cancelled_total" "Requests whose client left before the end."
     GatewayRetries Counter "starling_gateway_retries_total" "Requests sent to another worker before their first token."
+    GatewayResumed Counter "starling_gateway_resumed_total" "Requests that went on elsewhere after their worker was lost, by outcome."
     RouterDecisions Counter "starling_router_decisions_total" "Decisions by outcome."
     RouterReservations Gauge "starling_router_reservations" "Reservations held for requests in flight."
     RouterFallbacks Counter "starling_router_fallbacks_total" "Decisions taken without the owning shard."

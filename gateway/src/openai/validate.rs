@@ -205,6 +205,7 @@ pub fn spec(
         return Err(ValidateError::value("min_tokens", format!("must be at most {tokens_max}, the token budget")));
     }
     Ok(GenerateSpec {
+        so_far: Vec::new(),
         model: card.id.clone(),
         prompt,
         choices: params.choices,

@@ -39,9 +39,11 @@ impl Chooser {
             ending,
             seen: HashMap::new(),
         };
+        let (prompt, said) = request.prompt.split_at(request.prompt.len().saturating_sub(request.answered as usize));
         if chooser.repeats() {
-            chooser.seen = request.prompt.iter().map(|token| (*token, 0)).collect();
+            chooser.seen = prompt.iter().map(|token| (*token, 0)).collect();
         }
+        said.iter().for_each(|token| chooser.accept(*token));
         chooser
     }
 

@@ -16,6 +16,7 @@ fn request(prompt: &[TokenId], sampling: SamplingParams) -> SequenceRequest {
     SequenceRequest {
         id: SequenceId(1),
         prompt: Arc::from(prompt),
+        answered: 0,
         hash_seed: HashSeed(0),
         sampling,
         stop: StopParams { tokens_max: 10, tokens_min: 0, token_ids: vec![], ignore_eos: false },

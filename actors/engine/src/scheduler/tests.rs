@@ -35,6 +35,7 @@ fn request(id: u64, prompt: &[TokenId], tokens_max: u32) -> SequenceRequest {
     SequenceRequest {
         id: SequenceId(id),
         prompt: Arc::from(prompt),
+        answered: 0,
         hash_seed: HashSeed(1),
         sampling: SamplingParams::greedy(),
         stop: StopParams { tokens_max, tokens_min: 0, token_ids: vec![], ignore_eos: false },

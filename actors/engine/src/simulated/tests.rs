@@ -38,6 +38,7 @@ fn request(model: &SimulatedModel, id: u64, prompt: &[TokenId]) -> SequenceReque
     SequenceRequest {
         id: SequenceId(id),
         prompt: prompt.into(),
+        answered: 0,
         hash_seed: model.card().hash_seed,
         sampling: SamplingParams::greedy(),
         stop: StopParams { tokens_max: 400, tokens_min: 0, token_ids: vec![], ignore_eos: false },

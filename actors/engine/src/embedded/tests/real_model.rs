@@ -47,6 +47,7 @@ fn request(engine: &dyn Engine, id: u64, prompt: &[TokenId], tokens_max: u32, ig
     SequenceRequest {
         id: SequenceId(id),
         prompt: prompt.into(),
+        answered: 0,
         hash_seed: engine.capabilities().card.hash_seed,
         sampling: SamplingParams::greedy(),
         stop: StopParams { tokens_max, tokens_min: 0, token_ids: Vec::new(), ignore_eos },

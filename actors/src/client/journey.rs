@@ -1,0 +1,168 @@
+//! One request on its way: to a worker that takes it, and on to another one when that is lost.
+//!
+//! Called by [`super::ClusterClient::generate`] and by the stream of its frames. A request goes elsewhere at once when it
+//! was refused or could not be sent. A request that was lost mid-answer goes on elsewhere from its prompt and the tokens
+//! that reached this client: draws depend on seed and position alone, so the answer is the one that the lost worker would
+//! have given. Bounds: [`TRIES_MAX`] workers for each beginning, [`FRUITLESS_MAX`] losses without a new token between
+//! them, [`WAIT_MAX`] for a worker to come back, the call's own deadline over all.
+
+use std::{sync::Arc, time::Duration};
+
+use serde::Serialize;
+use starling_cluster::stream::{Context, FaultKind, Opened, StreamError};
+use starling_ids::{AttemptId, Incarnation, Metric, WorkerId};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::{
+    Inner,
+    outcome::Tries,
+    route::{Routed, route},
+};
+use crate::{
+    generate::{GenerateError, GenerateFrame, GenerateSpec, RouteRequest, SoFar},
+    names,
+};
+
+/// Workers tried for one beginning of a request.
+const TRIES_MAX: u32 = 3;
+
+/// Longest wait for a worker's yes or no. It answers between two engine steps; longer means that it is frozen.
+const ACCEPT_MAX: Duration = Duration::from_secs(10);
+
+/// Losses in a row without a new token: more, and it is the request that kills its workers.
+const FRUITLESS_MAX: u32 = 2;
+
+/// How long an answer that has begun waits for some worker when there is none: an actor's restart takes seconds.
+const WAIT_MAX: Duration = Duration::from_secs(15);
+const WAIT_STEP: Duration = Duration::from_millis(100);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Journey {
+    pub(super) inner: Arc<Inner>,
+    pub(super) ask: RouteRequest,
+    pub(super) spec: GenerateSpec,
+    pub(super) context: Context,
+    pub(super) deadline: Instant,
+    fruitless: u32,
+}
+
+/// [`crate::generate::WorkerRequest`] without owning it.
+#[derive(Serialize)]
+struct Sent<'a> {
+    spec: &'a GenerateSpec,
+    worker: &'a WorkerId,
+    incarnation: Incarnation,
+}
+
+impl Journey {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        ask: RouteRequest,
+        spec: GenerateSpec,
+        context: Context,
+        deadline: Instant,
+    ) -> Self {
+        Self { inner, ask, spec, context, deadline, fruitless: 0 }
+    }
+
+    /// A worker that takes the request, and its stream.
+    pub(super) async fn begin(&mut self) -> Result<(Opened, Routed), GenerateError> {
+        match timeout_at(self.deadline, self.find(Tries::default())).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(GenerateError::Deadline),
+        }
+    }
+
+    /// Takes note of what an answer said, so that it can go on elsewhere.
+    pub(super) fn said(&mut self, frame: &GenerateFrame) {
+        if self.spec.so_far.is_empty() {
+            self.spec.so_far.resize_with(self.spec.choices as usize, SoFar::default);
+        }
+        if let Some(so_far) = self.spec.so_far.get_mut(frame.choice as usize) {
+            so_far.tokens.extend(frame.tokens.iter().map(|token| token.id));
+            so_far.ended |= frame.finish.is_some();
+            self.fruitless = 0;
+        }
+    }
+
+    /// Goes on elsewhere after `worker` was lost by `error`. `None` when this is no loss to go on from, or nobody can.
+    pub(super) async fn resume(&mut self, worker: &WorkerId, error: &StreamError) -> Option<(Opened, Routed)> {
+        if !goes_on(error) {
+            return None;
+        }
+        self.fruitless += 1;
+        if self.fruitless > FRUITLESS_MAX {
+            count("gave_up");
+            return None;
+        }
+        tracing::info!(request = %self.ask.request, %worker, %error, "its worker was lost; the request goes on elsewhere");
+        let until = self.deadline.min(Instant::now() + WAIT_MAX);
+        let outcome = timeout_at(until, async {
+            loop {
+                let mut tries = Tries::default();
+                tries.failed.push(worker.clone());
+                match self.find(tries).await {
+                    Ok(found) => return Some(found),
+                    Err(GenerateError::Unavailable(_) | GenerateError::Overloaded { .. }) => {
+                        tokio::time::sleep(WAIT_STEP).await;
+                    }
+                    Err(_) => return None,
+                }
+            }
+        });
+        let outcome = outcome.await.ok().flatten();
+        count(if outcome.is_some() { "resumed" } else { "failed" });
+        outcome
+    }
+
+    async fn find(&mut self, mut tries: Tries) -> Result<(Opened, Routed), GenerateError> {
+        for attempt in 0..TRIES_MAX {
+            self.context.time_left = self.deadline.saturating_duration_since(Instant::now());
+            self.ask.exclude.clone_from(&tries.exclude);
+            self.ask.failed.clone_from(&tries.failed);
+            let Some(routed) = route(&self.inner, &self.ask, &self.context, &mut tries).await else { break };
+            if attempt > 0 {
+                metrics::counter!(Metric::GatewayRetries.name()).increment(1);
+            }
+            let opened = self.open(&routed).await;
+            self.context.attempt = AttemptId(self.context.attempt.0.saturating_add(1));
+            match opened {
+                Ok(opened) => return Ok((opened, routed)),
+                Err(error) => {
+                    let Routed { worker, hold, .. } = routed;
+                    // The refusing worker's count goes back before the next one is tried.
+                    drop(hold);
+                    tracing::debug!(request = %self.ask.request, %worker, %error, "worker did not take the request");
+                    tries.note(&worker, error)?;
+                }
+            }
+        }
+        Err(tries.verdict())
+    }
+
+    async fn open(&self, routed: &Routed) -> Result<Opened, StreamError> {
+        let sent = Sent { spec: &self.spec, worker: &routed.worker, incarnation: routed.incarnation };
+        let body = rmp_serde::to_vec(&sent).map_err(|error| StreamError::Broken(error.to_string()))?;
+        let endpoint = names::worker_generate(routed.worker.index);
+        let mesh = self.inner.view.mesh();
+        let (node, context) = (&routed.worker.node, self.context.clone());
+        let opening = mesh.open(node, routed.incarnation, &endpoint, context, body.into());
+        timeout(ACCEPT_MAX, opening).await.map_err(|_| StreamError::Deadline)?
+    }
+}
+
+/// Whether the worker was lost, and not the request.
+fn goes_on(error: &StreamError) -> bool {
+    match error {
+        StreamError::Broken(_) | StreamError::Inactive(_) | StreamError::Connect { .. } => true,
+        StreamError::Failed(fault) => {
+            matches!(fault.kind, FaultKind::Unavailable | FaultKind::Draining | FaultKind::StaleIncarnation)
+        }
+        _ => false,
+    }
+}
+
+fn count(outcome: &'static str) {
+    metrics::counter!(Metric::GatewayResumed.name(), "outcome" => outcome).increment(1);
+}
