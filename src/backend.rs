@@ -40,6 +40,7 @@ impl Backend for ClusterBackend {
             // One tenant and one class until admission knows more of them.
             tenant: String::new(),
             priority: 0,
+            session: None,
         };
         async move { client.generate(call).await.map(StreamExt::boxed) }.boxed()
     }

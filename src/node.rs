@@ -14,7 +14,10 @@ use std::{
 };
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use starling_actors::tree::{self, NodeOptions, WorkerRole};
+use starling_actors::{
+    route::policy::PolicyConfig,
+    tree::{self, NodeOptions, WorkerRole},
+};
 use starling_cluster::{
     config::{ClusterConfig, Timings},
     discovery::{Instance, InstanceKind, Lifecycle},
@@ -208,7 +211,8 @@ impl Node {
             engine: engine_label(config.engine).to_owned(),
             count: config.workers,
         });
-        let options = NodeOptions { worker, router: config.roles.router };
+        let policy = PolicyConfig::named(config.policy);
+        let options = NodeOptions { worker, router: config.roles.router, policy };
         let cast = step("cast", tree::Node::start(mesh, options)).await?;
         let ready = Arc::new(AtomicBool::new(false));
         let http = start_http(config, mesh, &cast, metrics, ready.clone()).await?;

@@ -7,6 +7,8 @@ use starling_engine::{FinishReason, ModelCard, SampledToken, SamplingParams, Sto
 use starling_ids::{BlockHash, Incarnation, ModelId, RequestId, TokenId, WorkerId};
 use thiserror::Error;
 
+use crate::route::receipt::Outcome;
+
 /// One request after validation: token ids and numbers, no text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GenerateSpec {
@@ -67,6 +69,9 @@ pub struct Accepted {
     pub worker: WorkerId,
     /// In which life.
     pub incarnation: Incarnation,
+    /// Its number among the requests that this worker has taken; load reports say up to which number they go.
+    #[serde(default)]
+    pub number: u64,
 }
 
 /// One engine step's news about one answer.
@@ -103,6 +108,20 @@ pub struct RouteRequest {
     /// Independent answers; 0 is read as 1.
     #[serde(default)]
     pub choices: u32,
+    /// What keeps requests together, when the client says so.
+    #[serde(default)]
+    pub session: Option<String>,
+}
+
+/// What the holder of a reservation tells the shard over its stream, in this order; each may be missing.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum RouteNote {
+    /// The worker took the request; it is its so-manieth.
+    Admitted(u64),
+    /// Its first token came.
+    Prefilled,
+    /// It ended well.
+    Ended(Outcome),
 }
 
 /// What the shard decided. The stream it came on is the reservation: while it is open, the shard counts the

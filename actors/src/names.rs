@@ -32,6 +32,10 @@ fn valid(name: &str) -> EndpointName {
     EndpointName::new(name).unwrap_or_else(|error| unreachable!("names in this file follow the rule: {error}"))
 }
 
+/// The operation of a router node that tells its decisions about a request: takes the request's id as text, answers
+/// `Vec<Receipt>`.
+pub const OP_RECEIPTS: &str = "router/receipts";
+
 #[cfg(test)]
 mod tests {
     use super::*;

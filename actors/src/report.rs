@@ -7,7 +7,7 @@ use starling_engine::EngineLoad;
 use starling_ids::{BlockHash, Incarnation, WorkerId};
 use starling_kv::events::EventBatch;
 
-use crate::route::score::Rates;
+use crate::route::rates::Rates;
 
 /// Blocks in one part of an inventory, so that a part stays below 64 KiB.
 pub const INVENTORY_PART_BLOCKS: usize = 1_024;
@@ -53,6 +53,9 @@ pub struct LoadReport {
     pub rates: Option<Rates>,
     /// Milliseconds since its engine last finished a step or found nothing to do.
     pub turn_age_ms: u64,
+    /// Requests that its engine has taken in this life of the worker; those of them that have not ended are in `load`.
+    #[serde(default)]
+    pub admitted: u64,
 }
 
 impl LoadReport {
@@ -82,6 +85,7 @@ mod tests {
             load: EngineLoad { running, prefill_tokens, ..EngineLoad::default() },
             rates: None,
             turn_age_ms: 0,
+            admitted: 0,
         }
     }
 

@@ -2,12 +2,12 @@
 //!
 //! Parent: `router` supervisor. Children: none; the tasks that hold reservations belong to its state.
 //! Mailbox: questions about past decisions, rare. Requests do not pass it: they are decided on the stream's own task
-//! under a lock that is held for some microseconds, by one [`Decider`].
-//! Owns: the load book, the receipts, the reservations. A reservation is an open stream; its end, cancel or
+//! under a lock that is held for some microseconds, by one [`Desk`] a model.
+//! Owns: the desks with their load books and receipts, the reservations. A reservation is an open stream; its end, cancel or
 //! break gives it back by a guard.
 //! Never: counts in anything but a guard, nor knows a worker that the directory does not.
 //! If it dies: reservations are gone with it and gauges at zero; requests in flight go on; the next life starts with
-//! an empty book and leans on the workers' own reports until its book is whole again.
+//! empty desks and leans on the workers' own reports until its book is whole again.
 
 #[cfg(test)]
 mod tests;
@@ -25,17 +25,17 @@ use starling_cluster::{
     stream::{Context, Fault, FaultKind, Incoming, StreamHandler, StreamRx, StreamTx},
     supervise::{Handle, TaskOwner, Tasks},
 };
-use starling_ids::{Metric, RequestId};
+use starling_ids::{Metric, ModelId, RequestId};
 
 use crate::{
     announce::{announce, withdraw},
-    generate::{RouteReply, RouteRequest},
-    indexer::knowledge::{Knowledge, WorkerStatus},
+    generate::{RouteNote, RouteReply, RouteRequest},
+    indexer::knowledge::Knowledge,
     names,
     route::{
-        catalog::{CatalogModel, CatalogWorker},
-        decide::{Ask, Candidate, Decider, Heard},
-        load_book::ReservationKey,
+        desk::{Ask, Decision, Desk, Ticket},
+        desks::Desks,
+        policy::{PolicyConfig, PolicyError},
         receipt::Receipt,
     },
     seat::{Seat, Seated},
@@ -48,21 +48,30 @@ const RESERVATIONS_MAX: usize = 65_536;
 /// How long a reservation outlives its request's deadline; only a client that vanished leaves it to that.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How often it looks who is silent.
+const SWEEP: Duration = Duration::from_millis(100);
+
 /// What outlives a shard's restarts.
 pub(crate) struct ShardShared {
     pub(crate) view: Arc<View>,
     pub(crate) knowledge: Arc<Knowledge>,
+    policy: PolicyConfig,
     seat: Arc<Seat<Face>>,
     handle: Handle<ShardMsg>,
 }
 
 impl ShardShared {
-    pub(crate) fn new(view: &Arc<View>, knowledge: &Arc<Knowledge>) -> Arc<Self> {
+    pub(crate) fn new(
+        view: &Arc<View>,
+        knowledge: &Arc<Knowledge>,
+        policy: PolicyConfig,
+    ) -> Result<Arc<Self>, PolicyError> {
+        policy.build()?;
         let (view, knowledge) = (view.clone(), knowledge.clone());
-        let shared = Arc::new(Self { view, knowledge, seat: Arc::default(), handle: Handle::new() });
+        let shared = Arc::new(Self { view, knowledge, policy, seat: Arc::default(), handle: Handle::new() });
         let endpoints = shared.view.mesh().endpoints();
         endpoints.serve(names::router_route(), Arc::new(RouteDoor(shared.clone())));
-        shared
+        Ok(shared)
     }
 
     pub(crate) fn handle(&self) -> &Handle<ShardMsg> {
@@ -77,7 +86,7 @@ impl ShardShared {
 
     /// Reservations held now; none while it is being restarted.
     pub(crate) fn reservations(&self) -> usize {
-        self.seat.now().map_or(0, |face| lock(&face.decider).reservations())
+        self.seat.now().map_or(0, |face| lock(&face.mind).desks.reservations())
     }
 
     /// Writes the directory's entry.
@@ -101,10 +110,17 @@ pub(crate) enum ShardMsg {
 
 impl ractor::Message for ShardMsg {}
 
+/// What decisions are made with.
+#[derive(Debug)]
+pub(crate) struct Mind {
+    desks: Desks,
+    swept: Duration,
+}
+
 /// The face of a living shard.
 #[derive(Debug)]
 pub(crate) struct Face {
-    decider: Arc<Mutex<Decider>>,
+    mind: Arc<Mutex<Mind>>,
     tasks: Tasks,
 }
 
@@ -114,7 +130,7 @@ pub(crate) struct RouterShard;
 /// What one life owns.
 pub(crate) struct ShardState {
     _seated: Seated<Face>,
-    decider: Arc<Mutex<Decider>>,
+    mind: Arc<Mutex<Mind>>,
     _tasks: TaskOwner,
 }
 
@@ -128,12 +144,14 @@ impl Actor for RouterShard {
         _myself: ActorRef<ShardMsg>,
         shared: Arc<ShardShared>,
     ) -> Result<ShardState, ActorProcessingErr> {
-        let decider = Arc::new(Mutex::new(Decider::new(rand::random())));
+        let desks = Desks::new(shared.policy.clone(), rand::random())?;
+        let mind = Arc::new(Mutex::new(Mind { desks, swept: Duration::ZERO }));
+        shared.knowledge.repeat_reports();
         let tasks = TaskOwner::new(RESERVATIONS_MAX);
-        let face = Face { decider: decider.clone(), tasks: tasks.tasks() };
+        let face = Face { mind: mind.clone(), tasks: tasks.tasks() };
         let seated = shared.seat.sit(Arc::new(face));
         shared.publish(Lifecycle::Serving);
-        Ok(ShardState { _seated: seated, decider, _tasks: tasks })
+        Ok(ShardState { _seated: seated, mind, _tasks: tasks })
     }
 
     async fn handle(
@@ -144,7 +162,7 @@ impl Actor for RouterShard {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             ShardMsg::Explain(request, reply) => {
-                let receipts = lock(&state.decider).explain(request);
+                let receipts = lock(&state.mind).desks.explain(request);
                 // An asker that has gone needs no answer.
                 reply.send(receipts).ok();
                 Ok(())
@@ -190,62 +208,69 @@ fn decide(shared: &ShardShared, body: &[u8]) -> Result<Reserved, Fault> {
         .map_err(|error| Fault::new(FaultKind::Invalid, format!("the question cannot be read: {error}")))?;
     let restarting = || Fault::new(FaultKind::Unavailable, "the router shard is starting");
     let face = shared.seat.now().ok_or_else(restarting)?;
+    let unserved = || Fault::new(FaultKind::NotFound, format!("no worker serves `{}` now", request.model));
     let catalog = shared.view.catalog();
-    let model = catalog
-        .models
-        .get(&request.model)
-        .ok_or_else(|| Fault::new(FaultKind::NotFound, format!("no worker serves `{}` now", request.model)))?;
-    let candidates = candidates(&shared.knowledge, model, &request);
+    let block_tokens = catalog.models.get(&request.model).ok_or_else(unserved)?.card.block_tokens;
+    let holders = shared.knowledge.holders(&request.hashes);
+    let now = shared.knowledge.now();
     let ask = Ask {
         request: request.request,
-        model: &request.model,
         prompt_tokens: request.prompt_tokens,
-        block_tokens: model.card.block_tokens,
+        block_tokens,
+        hashes: &request.hashes,
         choices: request.choices,
         answer_tokens_max: request.answer_tokens_max,
+        answer_expected: 0.0,
+        session: request.session.as_deref(),
         exclude: &request.exclude,
         failed: &request.failed,
     };
-    let decision = lock(&face.decider)
-        .decide(&ask, &candidates, shared.knowledge.now())
-        .ok_or_else(|| Fault::new(FaultKind::Overloaded, "every worker refused this request").retry_after_ms(1_000))?;
-    let guard = Reservation::new(face.decider.clone(), decision.key.clone());
-    metrics::counter!(Metric::RouterHitPredicted.name()).increment(u64::from(decision.hit_blocks));
-    let ReservationKey { worker, incarnation, .. } = decision.key;
-    let reply = rmp_serde::to_vec(&RouteReply { worker, incarnation, hit_blocks: decision.hit_blocks })
+    let mut mind = lock(&face.mind);
+    mind.desks.sync(&catalog);
+    mind.listen(&shared.knowledge, now);
+    let desk = mind.desks.desk(&request.model).ok_or_else(unserved)?;
+    let hits: Vec<_> =
+        holders.iter().filter_map(|(worker, depth)| Some((desk.fleet().slot(worker)?, *depth))).collect();
+    let decision = desk.decide(&ask, &hits, now);
+    drop(mind);
+    let refused = || Fault::new(FaultKind::Overloaded, "every worker refused this request").retry_after_ms(1_000);
+    let Decision { ticket, worker, incarnation, hit_blocks, .. } = decision.ok_or_else(refused)?;
+    let guard = Reservation::new(face.mind.clone(), request.model, ticket);
+    metrics::counter!(Metric::RouterHitPredicted.name()).increment(u64::from(hit_blocks));
+    let reply = rmp_serde::to_vec(&RouteReply { worker, incarnation, hit_blocks })
         .map_err(|error| Fault::new(FaultKind::Internal, format!("the reply could not be encoded: {error}")))?;
     Ok(Reserved { face, guard, reply: reply.into() })
 }
 
-/// The workers of a model as the decision sees them.
-fn candidates(knowledge: &Knowledge, model: &CatalogModel, request: &RouteRequest) -> Vec<Candidate> {
-    let lives = model.workers.iter().map(|worker| (&worker.id, worker.incarnation));
-    let known = knowledge.survey(lives, &request.hashes);
-    model.workers.iter().zip(known).map(|(worker, status)| candidate(worker, status)).collect()
-}
-
-fn candidate(worker: &CatalogWorker, status: Option<WorkerStatus>) -> Candidate {
-    let heard = status.as_ref().and_then(|status| status.report.as_ref()).map(|(at, report)| Heard {
-        at: *at,
-        sequences: report.load.running.saturating_add(report.load.waiting),
-        prefill_tokens: report.load.prefill_tokens,
-        rates: report.rates,
-    });
-    Candidate {
-        worker: worker.id.clone(),
-        incarnation: worker.incarnation,
-        hit_blocks: status.as_ref().map_or(0, |status| status.hit_blocks),
-        sequences_max: worker.limits.sequences_max,
-        heard,
-        // One that is not followed yet has just come into the directory.
-        doubtful: worker.suspect || status.is_some_and(|status| !status.sound),
+impl Mind {
+    /// Takes over what the workers told, and who of them is silent.
+    fn listen(&mut self, knowledge: &Knowledge, now: Duration) {
+        for (worker, incarnation, at, report) in knowledge.take_reports() {
+            self.desks.hear(&worker, incarnation, at, &report);
+        }
+        if now.saturating_sub(self.swept) >= SWEEP || self.swept == Duration::ZERO {
+            self.swept = now;
+            for (worker, sound) in knowledge.soundness() {
+                self.desks.judge(&worker, sound);
+            }
+        }
     }
 }
 
-/// Holds a reservation until its stream ends in whatever way.
-async fn hold(guard: Reservation, tx: StreamTx, rx: StreamRx, context: Context) {
+/// Holds a reservation until its stream ends in whatever way, and hears meanwhile how the request gets on.
+async fn hold(guard: Reservation, tx: StreamTx, mut rx: StreamRx, context: Context) {
     let limit = context.time_left.saturating_add(GRACE).min(Duration::from_secs(86_400));
-    if tokio::time::timeout(limit, tx.cancelled()).await.is_err() {
+    let listening = async {
+        // The holder's half ends in every case: with an end, by its drop, or with its link. A cancel of ours would overtake
+        // the last note and is not looked at.
+        while let Some(Ok(frame)) = rx.recv().await {
+            match rmp_serde::from_slice(&frame) {
+                Ok(note) => guard.note(note),
+                Err(error) => tracing::debug!(%error, "a note of a newer release"),
+            }
+        }
+    };
+    if tokio::time::timeout(limit, listening).await.is_err() {
         tracing::debug!(request = %context.request, "a reservation outlived its request");
     }
     drop(guard);
@@ -253,29 +278,47 @@ async fn hold(guard: Reservation, tx: StreamTx, rx: StreamRx, context: Context) 
     drop(rx);
 }
 
-/// One reservation in the book; dropping it gives it back.
+/// One reservation at a desk; dropping it gives it back.
 #[derive(Debug)]
 struct Reservation {
-    decider: Arc<Mutex<Decider>>,
-    key: ReservationKey,
+    mind: Arc<Mutex<Mind>>,
+    model: ModelId,
+    ticket: Ticket,
 }
 
 impl Reservation {
-    fn new(decider: Arc<Mutex<Decider>>, key: ReservationKey) -> Self {
+    fn new(mind: Arc<Mutex<Mind>>, model: ModelId, ticket: Ticket) -> Self {
         metrics::gauge!(Metric::RouterReservations.name()).increment(1.0);
-        Self { decider, key }
+        Self { mind, model, ticket }
+    }
+
+    fn note(&self, note: RouteNote) {
+        self.at_desk(|desk, ticket| match note {
+            RouteNote::Admitted(number) => desk.confirm(ticket, number),
+            RouteNote::Prefilled => desk.prefilled(ticket),
+            RouteNote::Ended(outcome) => desk.ended(ticket, outcome),
+        });
+    }
+
+    fn at_desk(&self, act: impl FnOnce(&mut Desk, Ticket)) {
+        if let Some(desk) = lock(&self.mind).desks.desk(&self.model) {
+            act(desk, self.ticket);
+        }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         metrics::gauge!(Metric::RouterReservations.name()).decrement(1.0);
-        lock(&self.decider).release(&self.key);
+        self.at_desk(|desk, ticket| {
+            // Not held any more when its worker's life is over.
+            desk.release(ticket);
+        });
     }
 }
 
-fn lock(decider: &Mutex<Decider>) -> MutexGuard<'_, Decider> {
-    decider.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(mind: &Mutex<Mind>) -> MutexGuard<'_, Mind> {
+    mind.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn count(outcome: &'static str) {

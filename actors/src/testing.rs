@@ -251,7 +251,7 @@ impl Rig {
     /// Every worker of this model serving and heard.
     pub(crate) async fn with_model(name: &str, model: Arc<dyn LoadedModel>, count: u16) -> Self {
         let role = WorkerRole { model, engine: "simulated".to_owned(), count };
-        let options = NodeOptions { worker: Some(role), router: true };
+        let options = NodeOptions { worker: Some(role), router: true, ..NodeOptions::default() };
         let rig = Self::begin(name, options, Vec::new()).await;
         rig.heard(count).await;
         rig
@@ -260,7 +260,7 @@ impl Rig {
     /// A node that joins others through seeds.
     pub(crate) async fn join(name: &str, workers: Option<(TestModel, u16)>, router: bool, seeds: Vec<String>) -> Self {
         let role = |(model, count)| WorkerRole { model: Arc::new(model), engine: "test".to_owned(), count };
-        Self::begin(name, NodeOptions { worker: workers.map(role), router }, seeds).await
+        Self::begin(name, NodeOptions { worker: workers.map(role), router, ..NodeOptions::default() }, seeds).await
     }
 
     async fn begin(name: &str, options: NodeOptions, seeds: Vec<String>) -> Self {
@@ -316,6 +316,7 @@ impl Rig {
             baggage: Default::default(),
             tenant: String::new(),
             priority: 0,
+            session: None,
         }
     }
 

@@ -16,13 +16,16 @@ mod tests;
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
+use futures::future::BoxFuture;
 use starling_cluster::{
     discovery::{Lifecycle, Snapshot},
     mesh::Mesh,
+    stream::{Fault, FaultKind},
     supervise::{Handle, Policy, Restart, SuperviseError, SupervisorHandle, child},
 };
 use starling_engine::LoadedModel;
-use starling_ids::{BlockHash, RequestId, WorkerId};
+use starling_ids::{BlockHash, NodeId, RequestId, WorkerId};
 use thiserror::Error;
 
 use crate::{
@@ -30,7 +33,10 @@ use crate::{
     client::ClusterClient,
     indexer::{Indexer, IndexerArgs, knowledge::Knowledge},
     names,
-    route::receipt::Receipt,
+    route::{
+        policy::{PolicyConfig, PolicyError},
+        receipt::Receipt,
+    },
     router_shard::{RouterShard, ShardShared},
     view::View,
     worker::{Worker, WorkerShared},
@@ -54,6 +60,8 @@ pub struct NodeOptions {
     pub worker: Option<WorkerRole>,
     /// A router shard and its indexer.
     pub router: bool,
+    /// How its shard chooses.
+    pub policy: PolicyConfig,
 }
 
 /// Why the cast did not start.
@@ -62,6 +70,9 @@ pub enum NodeError {
     /// An actor did not start.
     #[error(transparent)]
     Actor(#[from] SuperviseError),
+    /// The routing policy cannot be composed.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// The model's tokenizer cannot be sent.
     #[error("the tokenizer bundle cannot be held for other nodes; the log says why")]
     Bundle,
@@ -95,7 +106,7 @@ impl Node {
             node.start_workers(role).await?;
         }
         if let Some(knowledge) = knowledge {
-            node.start_router(&view, &knowledge).await?;
+            node.start_router(&view, &knowledge, options.policy).await?;
         }
         Ok(node)
     }
@@ -209,17 +220,40 @@ impl Node {
         Ok(())
     }
 
-    async fn start_router(&mut self, view: &Arc<View>, knowledge: &Arc<Knowledge>) -> Result<(), NodeError> {
+    async fn start_router(
+        &mut self,
+        view: &Arc<View>,
+        knowledge: &Arc<Knowledge>,
+        policy: PolicyConfig,
+    ) -> Result<(), NodeError> {
         let supervisor = self.mesh.supervisor().child_supervisor("router", Policy::default()).await?;
         self.supervisors.push(supervisor.clone());
         let args = IndexerArgs { view: view.clone(), knowledge: knowledge.clone() };
         let make = move || (Indexer, args.clone());
         supervisor.add(child("indexer", "indexer", Restart::Permanent, &Handle::new(), make)).await?;
-        let shared = ShardShared::new(view, knowledge);
+        let shared = ShardShared::new(view, knowledge, policy)?;
+        serve_receipts(&self.mesh, &shared);
         self.shard = Some(shared.clone());
         let handle = shared.handle().clone();
         let make = move || (RouterShard, shared.clone());
         supervisor.add(child("shard", "router-shard", Restart::Permanent, &handle, make)).await?;
         Ok(())
     }
+}
+
+/// Answers why requests went where they went, also to other nodes.
+fn serve_receipts(mesh: &Mesh, shard: &Arc<ShardShared>) {
+    let shard = shard.clone();
+    let answer = move |_from: NodeId, body: Bytes| -> BoxFuture<'static, Result<Bytes, Fault>> {
+        let shard = shard.clone();
+        Box::pin(async move {
+            let text = std::str::from_utf8(&body).ok();
+            let request = text.and_then(|text| text.parse().ok());
+            let invalid = || Fault::new(FaultKind::Invalid, "the body must be a request id: 32 hex digits");
+            let receipts = shard.explain(request.ok_or_else(invalid)?).await;
+            let bytes = rmp_serde::to_vec(&receipts);
+            bytes.map(Bytes::from).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
+        })
+    };
+    mesh.serve_op(names::OP_RECEIPTS, Arc::new(answer));
 }

@@ -260,5 +260,6 @@ fn first_report(shared: &WorkerShared) -> LoadReport {
         load: EngineLoad::default(),
         rates: None,
         turn_age_ms: 0,
+        admitted: 0,
     }
 }

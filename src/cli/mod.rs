@@ -17,6 +17,7 @@ mod nodes;
 mod sse;
 mod table;
 mod up;
+mod why;
 
 use std::process::ExitCode;
 
@@ -67,6 +68,7 @@ enum Verb {
     Nodes(nodes::Nodes),
     Instances(instances::Instances),
     Actors(actors::Actors),
+    Why(why::Why),
     Chat(chat::Chat),
     Config(config::ShowConfig),
     Keys(keys::Keys),
@@ -138,6 +140,7 @@ async fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Nodes(nodes) => nodes.run().await,
         Verb::Instances(instances) => instances.run().await,
         Verb::Actors(actors) => actors.run().await,
+        Verb::Why(why) => why.run().await,
         Verb::Chat(chat) => Box::pin(chat.run()).await,
         Verb::Config(config) => config.run(),
         Verb::Keys(keys) => keys.run(),

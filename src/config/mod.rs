@@ -10,6 +10,7 @@ pub mod settings;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
+use starling_actors::route::policy::PolicyName;
 use starling_engine::{Activations, EngineKind, KernelChoice};
 use starling_ids::{ModelId, NodeId};
 use thiserror::Error;
@@ -119,6 +120,8 @@ pub struct Config {
     pub data_dir: Option<PathBuf>,
     /// Key file; `None` is `cluster.key` of the data folder of `starling up`.
     pub key_file: Option<PathBuf>,
+    /// How the router chooses workers.
+    pub policy: PolicyName,
     /// File with the API keys of the gateway; `None` leaves the API open.
     pub api_keys_file: Option<PathBuf>,
     /// Members to join by, `host:port`.
@@ -181,6 +184,7 @@ impl Config {
             drain: Duration::from_secs(read.number("drain-secs", 0..=86_400)?),
             data_dir: read.path("data-dir")?,
             key_file: read.path("key-file")?,
+            policy: read.parsed("policy")?.unwrap_or_default(),
             api_keys_file: read.path("api-keys-file")?,
             seeds: read.seeds()?,
             labels: read.labels()?,

@@ -7,7 +7,7 @@ mod rows;
 mod serve;
 
 pub use ask::{AskError, ask};
-pub use rows::{ActorRow, ClusterActors, InstanceRow, Missing, NodeRow};
+pub use rows::{ActorRow, ClusterActors, InstanceRow, Missing, NodeRow, Why};
 pub use serve::serve;
 
 /// Names of the operations.
@@ -20,6 +20,8 @@ pub mod op {
     pub const ACTORS: &str = "node/actors";
     /// The actors of the asked node alone: answers `Vec<ActorRow>`.
     pub const ACTORS_LOCAL: &str = "node/actors-local";
+    /// A request's id as text: answers `Why`.
+    pub const WHY: &str = "node/why";
     /// A path: makes that actor panic; answers whether there is one.
     pub const PANIC: &str = "node/panic";
 }

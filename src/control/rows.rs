@@ -5,6 +5,7 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
+use starling_actors::route::receipt::Receipt;
 use starling_cluster::{
     discovery::{InstanceKind, Routable, Snapshot},
     supervise,
@@ -66,6 +67,15 @@ pub struct InstanceRow {
     /// Whether requests may be sent to it now: `yes`, `last resort` or `no`.
     #[serde(default)]
     pub routable: String,
+}
+
+/// Every decision about one request that some router remembers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Why {
+    /// The router's node and its receipt, in the order of the decisions on each.
+    pub receipts: Vec<(String, Receipt)>,
+    /// Routers that did not answer.
+    pub missing: Vec<Missing>,
 }
 
 /// One actor of one member.

@@ -3,12 +3,14 @@
 //! Called once at start. Bounds: asking all members for their actors runs [`MEMBERS_AT_ONCE`] at a time, each within
 //! [`MEMBER_ANSWERS_WITHIN`]; who does not answer is named, not waited for.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{StreamExt, future::BoxFuture};
 use serde::Serialize;
+use starling_actors::{names::OP_RECEIPTS, route::receipt::Receipt};
 use starling_cluster::{
+    discovery::InstanceKind,
     mesh::Mesh,
     stream::{Fault, FaultKind},
 };
@@ -16,7 +18,7 @@ use starling_ids::NodeId;
 
 use super::{
     op,
-    rows::{ActorRow, ClusterActors, Missing, actor_rows, instance_rows, node_rows},
+    rows::{ActorRow, ClusterActors, Missing, Why, actor_rows, instance_rows, node_rows},
 };
 
 const MEMBERS_AT_ONCE: usize = 16;
@@ -32,6 +34,7 @@ pub fn serve(mesh: &Mesh) {
     answer(mesh, op::INSTANCES, |mesh, _| Box::pin(async move { encode(&instance_rows(&mesh.snapshot())) }));
     answer(mesh, op::ACTORS_LOCAL, |mesh, _| Box::pin(async move { encode(&local_actors(&mesh)) }));
     answer(mesh, op::ACTORS, |mesh, _| Box::pin(async move { encode(&all_actors(&mesh).await) }));
+    answer(mesh, op::WHY, |mesh, body| Box::pin(async move { encode(&why(&mesh, body).await) }));
     answer(mesh, op::PANIC, |mesh, body| {
         Box::pin(async move {
             let path: String = rmp_serde::from_slice(&body)
@@ -81,4 +84,34 @@ async fn ask_member(mesh: Mesh, node: NodeId) -> Result<Vec<ActorRow>, Missing> 
         rmp_serde::from_slice(&bytes).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
     });
     rows.map_err(|fault| Missing { node: node.to_string(), reason: fault.to_string() })
+}
+
+/// Asks every router for its decisions about a request.
+async fn why(mesh: &Mesh, request: Bytes) -> Why {
+    let snapshot = mesh.snapshot();
+    let routers: BTreeSet<NodeId> =
+        snapshot.instances(InstanceKind::Router).map(|(view, _)| view.record.node.clone()).collect();
+    let asked = routers.into_iter().map(|node| ask_router(mesh.clone(), node, request.clone()));
+    let answers: Vec<_> = futures::stream::iter(asked).buffer_unordered(MEMBERS_AT_ONCE).collect().await;
+    let mut why = Why { receipts: Vec::new(), missing: Vec::new() };
+    for answer in answers {
+        match answer {
+            Ok(receipts) => why.receipts.extend(receipts),
+            Err(missing) => why.missing.push(missing),
+        }
+    }
+    why.receipts.sort_by(|(a, _), (b, _)| a.cmp(b));
+    why.missing.sort_by(|a, b| a.node.cmp(&b.node));
+    why
+}
+
+async fn ask_router(mesh: Mesh, node: NodeId, request: Bytes) -> Result<Vec<(String, Receipt)>, Missing> {
+    let answer = mesh.call(&node, OP_RECEIPTS, request, MEMBER_ANSWERS_WITHIN).await;
+    let receipts = answer.and_then(|bytes| {
+        let read: Result<Vec<Receipt>, _> = rmp_serde::from_slice(&bytes);
+        read.map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
+    });
+    let name = node.to_string();
+    let named = |receipts: Vec<Receipt>| receipts.into_iter().map(|receipt| (name.clone(), receipt)).collect();
+    receipts.map(named).map_err(|fault| Missing { node: node.to_string(), reason: fault.to_string() })
 }

@@ -57,5 +57,6 @@ fn route_request(call: &Call, card: &ModelCard) -> RouteRequest {
         exclude: Vec::new(),
         failed: Vec::new(),
         choices: spec.choices,
+        session: call.session.clone(),
     }
 }

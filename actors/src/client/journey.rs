@@ -19,7 +19,7 @@ use super::{
     route::{Routed, route},
 };
 use crate::{
-    generate::{GenerateError, GenerateFrame, GenerateSpec, RouteRequest, SoFar},
+    generate::{Accepted, GenerateError, GenerateFrame, GenerateSpec, RouteNote, RouteRequest, SoFar},
     names,
 };
 
@@ -44,6 +44,10 @@ pub(super) struct Journey {
     pub(super) spec: GenerateSpec,
     pub(super) context: Context,
     pub(super) deadline: Instant,
+    /// When it was asked.
+    pub(super) begun: Instant,
+    /// Workers lost so far.
+    pub(super) losses: u32,
     fruitless: u32,
 }
 
@@ -63,7 +67,7 @@ impl Journey {
         context: Context,
         deadline: Instant,
     ) -> Self {
-        Self { inner, ask, spec, context, deadline, fruitless: 0 }
+        Self { inner, ask, spec, context, deadline, begun: Instant::now(), losses: 0, fruitless: 0 }
     }
 
     /// A worker that takes the request, and its stream.
@@ -91,7 +95,7 @@ impl Journey {
         if !goes_on(error) {
             return None;
         }
-        self.fruitless += 1;
+        (self.fruitless, self.losses) = (self.fruitless + 1, self.losses + 1);
         if self.fruitless > FRUITLESS_MAX {
             count("gave_up");
             return None;
@@ -128,7 +132,15 @@ impl Journey {
             let opened = self.open(&routed).await;
             self.context.attempt = AttemptId(self.context.attempt.0.saturating_add(1));
             match opened {
-                Ok(opened) => return Ok((opened, routed)),
+                Ok(opened) => {
+                    // A worker of an older release does not say its number.
+                    if let Ok(accepted) = rmp_serde::from_slice::<Accepted>(&opened.reply)
+                        && accepted.number > 0
+                    {
+                        routed.hold.note(RouteNote::Admitted(accepted.number));
+                    }
+                    return Ok((opened, routed));
+                }
                 Err(error) => {
                     let Routed { worker, hold, .. } = routed;
                     // The refusing worker's count goes back before the next one is tried.

@@ -44,6 +44,8 @@ pub struct Call {
     pub tenant: String,
     /// Lower runs first.
     pub priority: i32,
+    /// What keeps requests together on one worker, for policies that look at it.
+    pub session: Option<String>,
 }
 
 /// The cluster as a client sees it. Cheap to clone.

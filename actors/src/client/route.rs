@@ -6,13 +6,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use starling_cluster::stream::{Context, Fault, FaultKind, Opened, StreamError, StreamRx};
+use starling_cluster::stream::{Context, Fault, FaultKind, Opened, StreamError, StreamRx, StreamTx};
 use starling_ids::{Incarnation, Metric, NodeId, WorkerId};
 use tokio::time::timeout;
 
 use super::{Inner, outcome::Tries, own_load::OwnGuard};
 use crate::{
-    generate::{RouteReply, RouteRequest},
+    generate::{RouteNote, RouteReply, RouteRequest},
     indexer::knowledge::WorkerStatus,
     names,
     route::{
@@ -40,9 +40,28 @@ pub(super) struct Routed {
 /// What is given back when the request ends.
 #[derive(Debug)]
 pub(super) struct Hold {
-    /// The shard's reservation; dropping it cancels, which gives it back. `None` without a shard.
-    _reservation: Option<StreamRx>,
+    /// The shard's reservation; its end gives it back. `None` without a shard.
+    reservation: Option<(StreamTx, StreamRx)>,
     _own: OwnGuard,
+}
+
+impl Hold {
+    /// Tells the shard how the request gets on. A note that finds no credit is left out: the shard does without.
+    pub(super) fn note(&self, note: RouteNote) {
+        if let Some((tx, _)) = &self.reservation
+            && let Ok(bytes) = rmp_serde::to_vec(&note)
+        {
+            tx.try_send(bytes.into()).ok();
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some((tx, _rx)) = self.reservation.take() {
+            tx.end();
+        }
+    }
 }
 
 /// Finds a worker for one try. `None` when there is nobody left; `tries` knows why.
@@ -76,7 +95,7 @@ async fn ask_shard(
     shard: &NodeId,
     ask: &RouteRequest,
     context: &Context,
-) -> Result<(RouteReply, StreamRx), StreamError> {
+) -> Result<(RouteReply, (StreamTx, StreamRx)), StreamError> {
     let mesh = inner.view.mesh();
     let unreadable = |error: &dyn std::fmt::Display| StreamError::Broken(format!("not understood: {error}"));
     let snapshot = mesh.snapshot();
@@ -86,10 +105,8 @@ async fn ask_shard(
     let opening = mesh.open(shard, node.record.incarnation, &endpoint, context.clone(), body);
     let opened = timeout(SHARD_MAX, opening).await.map_err(|_| StreamError::Deadline)?;
     let Opened { reply, tx, rx } = opened?;
-    // Nothing is sent on it; the reading half is the hold.
-    tx.end();
     let reply = rmp_serde::from_slice(&reply).map_err(|error| unreadable(&error))?;
-    Ok((reply, rx))
+    Ok((reply, (tx, rx)))
 }
 
 /// The choice without a shard: two drawn at random, the less loaded one, suspects only when there is nobody else.
@@ -116,8 +133,8 @@ fn last_load(inner: &Inner, worker: &CatalogWorker, status: Option<WorkerStatus>
     own.max(reported.map_or(0, |load| load.running.saturating_add(load.waiting)))
 }
 
-fn routed(inner: &Inner, reply: RouteReply, reservation: Option<StreamRx>) -> Routed {
+fn routed(inner: &Inner, reply: RouteReply, reservation: Option<(StreamTx, StreamRx)>) -> Routed {
     let RouteReply { worker, incarnation, hit_blocks } = reply;
-    let hold = Hold { _reservation: reservation, _own: inner.own.count(&worker, incarnation) };
+    let hold = Hold { reservation, _own: inner.own.count(&worker, incarnation) };
     Routed { worker, incarnation, hit_blocks, hold }
 }

@@ -14,13 +14,17 @@ use futures::{
 };
 use starling_cluster::stream::{Opened, StreamError, StreamRx};
 use starling_ids::{Incarnation, WorkerId};
+use tokio::time::Instant;
 
 use super::{
     journey::Journey,
     outcome::lost,
     route::{Hold, Routed},
 };
-use crate::generate::{GenerateError, GenerateFrame};
+use crate::{
+    generate::{GenerateError, GenerateFrame, RouteNote},
+    route::receipt::Outcome,
+};
 
 /// Frames in order; ends after the last answer's finish. After an error there is nothing more.
 pub struct GenerateStream {
@@ -52,7 +56,14 @@ impl GenerateStream {
         let (worker, incarnation, hit_blocks) = (routed.worker.clone(), routed.incarnation, routed.hit_blocks);
         let unfinished = journey.spec.choices;
         let told = vec![false; unfinished as usize];
-        let reader = Reader { leg: Leg::new(opened, routed), journey, unfinished, told, over: false };
+        let reader = Reader {
+            leg: Leg::new(opened, routed),
+            journey,
+            unfinished,
+            told,
+            outcome: Outcome::default(),
+            over: false,
+        };
         let frames = stream::unfold(reader, |mut reader| async move {
             let item = reader.next().await?;
             Some((item, reader))
@@ -83,6 +94,7 @@ struct Reader {
     unfinished: u32,
     /// Answers whose cached tokens the client was told.
     told: Vec<bool>,
+    outcome: Outcome,
     over: bool,
 }
 
@@ -132,17 +144,40 @@ impl Reader {
         {
             frame.cached_tokens = None;
         }
+        self.take_note(&frame);
         if frame.finish.is_some() {
             self.unfinished = self.unfinished.saturating_sub(1);
             if self.unfinished == 0 {
                 // Nothing runs there any more; the next decision shall see it.
-                self.leg.hold = None;
+                self.conclude();
             }
         }
         Ok(frame)
     }
 
+    /// Adds to what came of the request; the shard hears of its first token.
+    fn take_note(&mut self, frame: &GenerateFrame) {
+        if self.outcome.answer_tokens == 0 && !frame.tokens.is_empty() {
+            self.outcome.ttft_ms = ms(self.journey.begun);
+            self.leg.hold.iter().for_each(|hold| hold.note(RouteNote::Prefilled));
+        }
+        self.outcome.cached_tokens += frame.cached_tokens.unwrap_or(0);
+        self.outcome.answer_tokens += u32::try_from(frame.tokens.len()).unwrap_or(u32::MAX);
+    }
+
+    /// Gives the reservation back with what came of it.
+    fn conclude(&mut self) {
+        if let Some(hold) = self.leg.hold.take() {
+            let (total_ms, resumed) = (ms(self.journey.begun), self.journey.losses);
+            hold.note(RouteNote::Ended(Outcome { total_ms, resumed, ..self.outcome }));
+        }
+    }
+
     fn lost(&self, reason: &str) -> GenerateError {
         GenerateError::WorkerLost { worker: self.leg.worker.clone(), reason: reason.to_owned() }
     }
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
 }

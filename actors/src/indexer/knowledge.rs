@@ -6,7 +6,7 @@
 //! Bounds: the index's own limit; one entry per worker followed.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::{Duration, Instant},
 };
@@ -90,7 +90,12 @@ struct Inner {
     index: PrefixIndex,
     followed: HashMap<WorkerId, Followed>,
     tokens: u64,
+    /// Who has told something that the shard has not taken.
+    fresh: HashSet<WorkerId>,
 }
+
+/// A worker's report, the life it is of, and when it came.
+pub(crate) type Told = (WorkerId, Incarnation, Duration, LoadReport);
 
 /// See the module. Shared; outlives the indexer's restarts.
 #[derive(Debug)]
@@ -101,7 +106,12 @@ pub struct Knowledge {
 
 impl Default for Knowledge {
     fn default() -> Self {
-        let inner = Inner { index: PrefixIndex::new(IndexLimits::default()), followed: HashMap::new(), tokens: 0 };
+        let inner = Inner {
+            index: PrefixIndex::new(IndexLimits::default()),
+            followed: HashMap::new(),
+            tokens: 0,
+            fresh: HashSet::new(),
+        };
         Self { began: Instant::now(), inner: RwLock::new(inner) }
     }
 }
@@ -132,6 +142,39 @@ impl Knowledge {
             Some(WorkerStatus { hit_blocks, report: followed.report.clone(), sound: followed.sound(now) })
         };
         workers.into_iter().map(status).collect()
+    }
+
+    /// Reports that came since the last time, the newest of each worker.
+    pub(crate) fn take_reports(&self) -> Vec<Told> {
+        if self.read().fresh.is_empty() {
+            return Vec::new();
+        }
+        let mut inner = self.write();
+        let fresh = std::mem::take(&mut inner.fresh);
+        let told = |worker: WorkerId| {
+            let followed = inner.followed.get(&worker)?;
+            let (at, report) = followed.report.clone()?;
+            Some((worker, followed.incarnation, at, report))
+        };
+        fresh.into_iter().filter_map(told).collect()
+    }
+
+    /// A new shard has to hear everything.
+    pub(crate) fn repeat_reports(&self) {
+        let mut inner = self.write();
+        inner.fresh = inner.followed.keys().cloned().collect();
+    }
+
+    /// Every worker followed and whether it is sound.
+    pub(crate) fn soundness(&self) -> Vec<(WorkerId, bool)> {
+        let now = self.now();
+        self.read().followed.iter().map(|(worker, followed)| (worker.clone(), followed.sound(now))).collect()
+    }
+
+    /// Who holds leading blocks of a chain, and how many.
+    pub(crate) fn holders(&self, chain: &[BlockHash]) -> Vec<(WorkerId, u32)> {
+        let found = self.read().index.matches(chain, usize::MAX).into_iter();
+        found.map(|hit| (hit.worker, u32::try_from(hit.depth).unwrap_or(u32::MAX))).collect()
     }
 
     /// (worker, block) pairs known.
@@ -241,6 +284,7 @@ impl Knowledge {
         let followed = inner.by(worker, token)?;
         followed.heard = Some(now);
         followed.report = Some((now, report));
+        inner.fresh.insert(worker.clone());
         Ok(())
     }
 

@@ -15,10 +15,14 @@ use starling_ids::{BlockHash, Incarnation, RequestId, WorkerId};
 use super::{
     fleet::{Fleet, Heard, Places, Slot, Standing},
     policy::{Choice, Policy, Question, Scratch, mix},
+    receipt::{CANDIDATES_MAX, Judged, Outcome, Receipt, Receipts},
 };
 
 /// How long a worker that failed a request is used only when there is no other.
 pub const COOLING: Duration = Duration::from_millis(500);
+
+/// How long a reservation that its worker has not confirmed counts beside the worker's own account: on its way, or lost.
+const ON_THE_WAY: Duration = Duration::from_secs(2);
 
 /// Answer tokens assumed before any answer has ended.
 const ANSWER_PRIOR: f64 = 128.0;
@@ -66,7 +70,7 @@ pub struct Decision {
 }
 
 /// Names one reservation of one desk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
 #[derive(Debug)]
@@ -74,8 +78,17 @@ struct Held {
     request: RequestId,
     slot: Slot,
     sequences: u32,
-    /// Still counted as not reported.
+    /// Prompt tokens and blocks still counted beside the worker's account.
     unreported: Option<(u64, u64)>,
+}
+
+/// A reservation that its worker's account does not cover.
+#[derive(Debug, Clone, Copy)]
+struct Recent {
+    ticket: Ticket,
+    at: Duration,
+    /// Which of its worker's requests it is, once the worker has said so.
+    number: Option<u64>,
 }
 
 /// See the module.
@@ -84,11 +97,12 @@ pub struct Desk {
     fleet: Fleet,
     policy: Policy,
     held: HashMap<Ticket, Held>,
-    /// Reservations that their worker's account does not cover, oldest first, by slot.
-    recent: Vec<VecDeque<(Ticket, RequestId, Duration)>>,
+    /// Oldest first, by slot.
+    recent: Vec<VecDeque<Recent>>,
     hits: Vec<u32>,
     eligible: Vec<Slot>,
     scratch: Scratch,
+    receipts: Receipts,
     decisions: u64,
     seed: u64,
     answer_mean: f64,
@@ -106,6 +120,7 @@ impl Desk {
             hits: Vec::new(),
             eligible: Vec::new(),
             scratch: Scratch::default(),
+            receipts: Receipts::default(),
             decisions: 0,
             seed,
             answer_mean: ANSWER_PRIOR,
@@ -147,30 +162,44 @@ impl Desk {
         self.policy.vacated(slot);
     }
 
-    /// A worker tells how busy it is. `admitted` are the requests that its engine took since its last account: they are in
-    /// it now. Whatever was reserved longer than `lag` before it is in it too, or never came.
-    pub fn hear(
-        &mut self,
-        worker: &WorkerId,
-        incarnation: Incarnation,
-        heard: Heard,
-        admitted: &[RequestId],
-        lag: Duration,
-    ) {
+    /// Whether a worker may be chosen, as the directory and its silence say.
+    pub fn set_standing(&mut self, worker: &WorkerId, standing: Standing) {
+        if let Some(slot) = self.fleet.slot(worker) {
+            self.fleet.standing[slot] = standing;
+        }
+    }
+
+    /// A worker tells how busy it is. Reservations that it has confirmed and counts itself are not counted beside it any more,
+    /// nor those that it should have confirmed long ago.
+    pub fn hear(&mut self, worker: &WorkerId, incarnation: Incarnation, heard: Heard) {
         let Some(slot) = self.fleet.slot(worker) else { return };
         if self.fleet.life(slot).is_none_or(|(_, life)| *life != incarnation) {
             return;
         }
         self.fleet.hear(slot, heard);
         let mut rest = std::mem::take(&mut self.recent[slot]);
-        rest.retain(|(ticket, request, at)| {
-            let covered = admitted.contains(request) || *at + lag <= heard.at;
+        rest.retain(|recent| {
+            let covered = match recent.number {
+                Some(number) => number <= heard.admitted,
+                None => recent.at + ON_THE_WAY <= heard.at,
+            };
             if covered {
-                self.cover(slot, *ticket);
+                self.cover(slot, recent.ticket);
             }
             !covered
         });
         self.recent[slot] = rest;
+    }
+
+    /// The worker took the request; it is its `number`th.
+    pub fn confirm(&mut self, ticket: Ticket, number: u64) {
+        let Some(slot) = self.held.get(&ticket).map(|held| held.slot) else { return };
+        if number <= self.fleet.heard[slot].admitted {
+            self.recent[slot].retain(|recent| recent.ticket != ticket);
+            self.cover(slot, ticket);
+        } else if let Some(recent) = self.recent[slot].iter_mut().find(|recent| recent.ticket == ticket) {
+            recent.number = Some(number);
+        }
     }
 
     /// Chooses a worker and counts the request there. `hits` are the workers that hold leading blocks of the prompt.
@@ -191,7 +220,11 @@ impl Desk {
         let draw = mix(self.seed, self.decisions);
         let question = Question { ask: &ask, fleet: &self.fleet, hits: &self.hits, draw };
         let choice = self.policy.choose(&question, &self.eligible, &mut self.scratch);
+        let receipt = choice.as_ref().map(|choice| self.receipt(&question, choice, now));
         let decision = choice.and_then(|choice| self.reserve(&ask, choice, now));
+        if let (Some(receipt), Some(decision)) = (receipt, &decision) {
+            self.receipts.push(decision.ticket, receipt);
+        }
         for (slot, _) in hits {
             if let Some(hit) = self.hits.get_mut(*slot) {
                 *hit = 0;
@@ -207,20 +240,24 @@ impl Desk {
         }
     }
 
-    /// Gives a reservation back; `answer` is how many tokens the request got, when it ended well. False when it was given
-    /// back before, or its worker's life is over.
-    pub fn release(&mut self, ticket: Ticket, answer: Option<u32>) -> bool {
-        if let Some(tokens) = answer {
-            self.answer_mean += (f64::from(tokens) - self.answer_mean) * ANSWER_PACE;
-        }
+    /// What became of a request, for its receipt and for what answers usually are.
+    pub fn ended(&mut self, ticket: Ticket, outcome: Outcome) {
+        self.answer_mean += (f64::from(outcome.answer_tokens) - self.answer_mean) * ANSWER_PACE;
+        self.receipts.ended(ticket, outcome);
+    }
+
+    /// The last decisions about a request.
+    #[must_use]
+    pub fn explain(&self, request: RequestId) -> Vec<Receipt> {
+        self.receipts.of(request)
+    }
+
+    /// Gives a reservation back. False when it was given back before, or its worker's life is over.
+    pub fn release(&mut self, ticket: Ticket) -> bool {
+        let Some(slot) = self.held.get(&ticket).map(|held| held.slot) else { return false };
+        self.cover(slot, ticket);
+        self.recent[slot].retain(|recent| recent.ticket != ticket);
         let Some(held) = self.held.remove(&ticket) else { return false };
-        let slot = held.slot;
-        if held.unreported.is_some() {
-            self.held.insert(ticket, held);
-            self.cover(slot, ticket);
-            self.recent[slot].retain(|(at, ..)| *at != ticket);
-            return self.release(ticket, None);
-        }
         self.fleet.requests[slot] -= 1;
         self.fleet.sequences[slot] -= held.sequences;
         self.policy.released(held.request, slot);
@@ -250,6 +287,40 @@ impl Desk {
         }
     }
 
+    /// The chosen one and the next cheapest, term by term.
+    fn receipt(&self, question: &Question<'_>, choice: &Choice, now: Duration) -> Receipt {
+        let chosen = (choice.slot, choice.cost);
+        let mut shown = self.scratch.cheapest(CANDIDATES_MAX);
+        if !shown.iter().any(|(slot, _)| *slot == choice.slot) {
+            shown.truncate(CANDIDATES_MAX - 1);
+            shown.push(chosen);
+        }
+        let judged = |(slot, cost): &(Slot, f64)| {
+            let (worker, incarnation) = self.fleet.life(*slot)?.clone();
+            let terms = self.policy.explain(question, *slot).into_iter();
+            Some(Judged {
+                worker,
+                incarnation,
+                hit_blocks: question.hits[*slot],
+                in_flight: self.fleet.in_flight(*slot),
+                queued_tokens: self.fleet.queued_tokens(*slot),
+                cost: *cost,
+                terms: terms.map(|(name, value)| (name.to_owned(), value)).collect(),
+            })
+        };
+        Receipt {
+            request: question.ask.request,
+            policy: self.policy.name.clone(),
+            at: now,
+            workers: u32::try_from(self.fleet.len()).unwrap_or(u32::MAX),
+            prompt_tokens: question.ask.prompt_tokens,
+            chosen: shown.iter().position(|(slot, _)| *slot == choice.slot).unwrap_or_default(),
+            candidates: shown.iter().filter_map(judged).collect(),
+            near_equals: choice.near_equals,
+            outcome: None,
+        }
+    }
+
     fn reserve(&mut self, ask: &Ask<'_>, choice: Choice, now: Duration) -> Option<Decision> {
         let slot = choice.slot;
         let (worker, incarnation) = self.fleet.life(slot)?.clone();
@@ -265,7 +336,7 @@ impl Desk {
         self.fleet.unreported[slot] += sequences;
         self.fleet.unreported_tokens[slot] += tokens;
         self.fleet.unreported_blocks[slot] += blocks;
-        self.recent[slot].push_back((ticket, ask.request, now));
+        self.recent[slot].push_back(Recent { ticket, at: now, number: None });
         let unreported = Some((tokens, blocks));
         self.held.insert(ticket, Held { request: ask.request, slot, sequences, unreported });
         self.policy.reserved(ask, slot, hit_blocks);

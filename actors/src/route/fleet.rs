@@ -8,7 +8,7 @@ use std::{collections::HashMap, time::Duration};
 
 use starling_ids::{Incarnation, WorkerId};
 
-use super::score::Rates;
+use super::rates::Rates;
 
 /// A worker's place in the columns.
 pub type Slot = usize;
@@ -53,6 +53,8 @@ pub struct Heard {
     pub prefill_tokens: u64,
     /// KV blocks held by live sequences.
     pub blocks_pinned: u32,
+    /// Requests that it has taken since it began: those of them that run or wait are in this account.
+    pub admitted: u64,
     /// Learned rates; `None` before it has computed enough to know.
     pub rates: Option<Rates>,
 }

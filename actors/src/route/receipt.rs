@@ -1,20 +1,20 @@
-//! Why a request went where it went.
+//! Why a request went where it went, and what came of it.
 //!
-//! Called by [`super::decide`]; read by the router shard when somebody asks. Bounds: the last
-//! [`RECEIPTS_MAX`] decisions, each with at most [`CANDIDATES_MAX`] candidates.
+//! Written by [`super::desk`]; read when somebody asks (`starling why`). They cross nodes as MessagePack. Bounds: the last
+//! [`RECEIPTS_MAX`] decisions of a desk, each with at most [`CANDIDATES_MAX`] candidates.
 
 use std::{collections::VecDeque, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use starling_ids::{Incarnation, ModelId, RequestId, WorkerId};
+use starling_ids::{Incarnation, RequestId, WorkerId};
 
-use super::score::Terms;
+use super::desk::Ticket;
 
 /// Decisions remembered.
 pub const RECEIPTS_MAX: usize = 1_024;
 
 /// Candidates written down per decision, the chosen one always among them.
-pub const CANDIDATES_MAX: usize = 16;
+pub const CANDIDATES_MAX: usize = 8;
 
 /// One candidate as it was judged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -27,8 +27,27 @@ pub struct Judged {
     pub hit_blocks: u32,
     /// Sequences in flight there.
     pub in_flight: u32,
-    /// Its cost, term by term.
-    pub terms: Terms,
+    /// Prompt tokens queued there.
+    pub queued_tokens: u64,
+    /// Its cost, in the unit of the policy (milliseconds for `starling`).
+    pub cost: f64,
+    /// The cost by its terms.
+    pub terms: Vec<(String, f64)>,
+}
+
+/// What came of a decision, as the client of the worker saw it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Prompt tokens taken from the cache.
+    pub cached_tokens: u32,
+    /// Tokens in the answer, all choices together.
+    pub answer_tokens: u32,
+    /// From the question to its first token, milliseconds.
+    pub ttft_ms: f64,
+    /// From the question to its end, milliseconds.
+    pub total_ms: f64,
+    /// How often it had to go on elsewhere.
+    pub resumed: u32,
 }
 
 /// One decision.
@@ -36,91 +55,50 @@ pub struct Judged {
 pub struct Receipt {
     /// For which request.
     pub request: RequestId,
-    /// For which model.
-    pub model: ModelId,
-    /// When, since the shard began.
+    /// By which policy.
+    pub policy: String,
+    /// When, since the shard's node began to decide.
     pub at: Duration,
-    /// The candidates, cheapest first.
+    /// Workers of the model.
+    pub workers: u32,
+    /// Tokens in the prompt.
+    pub prompt_tokens: u32,
+    /// The cheapest candidates, cheapest first.
     pub candidates: Vec<Judged>,
     /// Index of the chosen one in `candidates`.
     pub chosen: usize,
-    /// How many were nearly equal to the cheapest.
+    /// How many were as good as the cheapest.
     pub near_equals: usize,
+    /// What came of it; `None` while it runs, or when it was refused or lost.
+    pub outcome: Option<Outcome>,
 }
 
 /// The last decisions.
 #[derive(Debug, Default)]
 pub struct Receipts {
-    ring: VecDeque<Receipt>,
+    ring: VecDeque<(Ticket, Receipt)>,
 }
 
 impl Receipts {
     /// Remembers a decision, forgetting the oldest when full.
-    pub fn push(&mut self, mut receipt: Receipt) {
-        if let Some(chosen) = receipt.candidates.get(receipt.chosen).cloned() {
-            receipt.candidates.sort_by(|a, b| a.terms.total().total_cmp(&b.terms.total()));
-            receipt.chosen = receipt.candidates.iter().position(|judged| *judged == chosen).unwrap_or_default();
-            if receipt.chosen >= CANDIDATES_MAX {
-                receipt.candidates.swap(receipt.chosen, CANDIDATES_MAX - 1);
-                receipt.chosen = CANDIDATES_MAX - 1;
-            }
-            receipt.candidates.truncate(CANDIDATES_MAX);
-        }
+    pub fn push(&mut self, ticket: Ticket, receipt: Receipt) {
         if self.ring.len() == RECEIPTS_MAX {
             self.ring.pop_front();
         }
-        self.ring.push_back(receipt);
+        self.ring.push_back((ticket, receipt));
+    }
+
+    /// Adds what came of a decision, if it is still remembered.
+    pub fn ended(&mut self, ticket: Ticket, outcome: Outcome) {
+        // Tickets rise, so the ring is sorted by them.
+        if let Ok(at) = self.ring.binary_search_by(|(known, _)| known.cmp(&ticket)) {
+            self.ring[at].1.outcome = Some(outcome);
+        }
     }
 
     /// The decisions about one request, oldest first.
     #[must_use]
     pub fn of(&self, request: RequestId) -> Vec<Receipt> {
-        self.ring.iter().filter(|receipt| receipt.request == request).cloned().collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use starling_ids::NodeId;
-
-    use super::*;
-
-    fn receipt(request: u128, candidates: usize, chosen: usize) -> Receipt {
-        let judged = |at: usize| Judged {
-            worker: WorkerId { node: NodeId::new("n").expect("name"), index: at as u16 },
-            incarnation: Incarnation(1),
-            hit_blocks: 0,
-            in_flight: 0,
-            terms: Terms { queue: (candidates - at) as f64, ..Terms::default() },
-        };
-        Receipt {
-            request: RequestId(request),
-            model: ModelId::new("m").expect("name"),
-            at: Duration::ZERO,
-            candidates: (0..candidates).map(judged).collect(),
-            chosen,
-            near_equals: 1,
-        }
-    }
-
-    #[test]
-    fn the_ring_is_bounded_and_forgets_the_oldest() {
-        let mut receipts = Receipts::default();
-        for at in 0..=RECEIPTS_MAX {
-            receipts.push(receipt(at as u128, 2, 1));
-        }
-        assert_eq!(receipts.ring.len(), RECEIPTS_MAX);
-        assert!(receipts.of(RequestId(0)).is_empty());
-        assert_eq!(receipts.of(RequestId(1)).len(), 1);
-    }
-
-    #[test]
-    fn the_chosen_one_stays_when_candidates_are_cut() {
-        let mut receipts = Receipts::default();
-        receipts.push(receipt(1, 40, 0));
-        let kept = &receipts.of(RequestId(1))[0];
-        assert_eq!(kept.candidates.len(), CANDIDATES_MAX);
-        assert_eq!(kept.candidates[kept.chosen].worker.index, 0);
-        assert_eq!(kept.candidates[0].worker.index, 39, "cheapest first");
+        self.ring.iter().map(|(_, receipt)| receipt).filter(|receipt| receipt.request == request).cloned().collect()
     }
 }

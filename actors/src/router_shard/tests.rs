@@ -144,11 +144,18 @@ async fn every_decision_can_be_explained() {
         baggage: Default::default(),
         tenant: String::new(),
         priority: 0,
+        session: None,
     };
     let stream = rig.node.client().generate(call).await.expect("accepted");
     let receipts = rig.node.explain(request).await;
     assert_eq!(receipts.len(), 1);
     assert_eq!(receipts[0].candidates[receipts[0].chosen].worker, stream.worker);
     all(stream).await.expect("an answer");
+    rig.at_rest().await;
+    let receipt = rig.node.explain(request).await.remove(0);
+    assert_eq!((receipt.workers, receipt.policy.as_str(), receipt.prompt_tokens), (2, "starling", 60));
+    let outcome = receipt.outcome.expect("what came of it is told too");
+    assert_eq!((outcome.cached_tokens, outcome.answer_tokens, outcome.resumed), (0, 1, 0));
+    assert!(outcome.ttft_ms > 0.0 && outcome.ttft_ms <= outcome.total_ms);
     rig.end().await;
 }

@@ -101,15 +101,18 @@ async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Re
         TrySendError::Disconnected(_) => restarting(),
     })?;
     match timeout(VERDICT_MAX.min(context.time_left), answer).await {
-        Ok(Ok(Ok(()))) => {}
-        Ok(Ok(Err(error))) => return Err(refusal(&error)),
-        Ok(Err(_)) => return Err(restarting()),
-        Err(_) => return Err(Fault::new(FaultKind::Unavailable, "the engine gave no verdict in time")),
+        Ok(Ok(Ok(number))) => accepted(shared, number).map(|reply| Admitted { outbox, cancel, in_flight, reply }),
+        Ok(Ok(Err(error))) => Err(refusal(&error)),
+        Ok(Err(_)) => Err(restarting()),
+        Err(_) => Err(Fault::new(FaultKind::Unavailable, "the engine gave no verdict in time")),
     }
-    let accepted = Accepted { worker: shared.id.clone(), incarnation: shared.incarnation };
+}
+
+fn accepted(shared: &WorkerShared, number: u64) -> Result<Bytes, Fault> {
+    let accepted = Accepted { worker: shared.id.clone(), incarnation: shared.incarnation, number };
     let reply = rmp_serde::to_vec(&accepted)
         .map_err(|error| Fault::new(FaultKind::Internal, format!("the reply could not be encoded: {error}")))?;
-    Ok(Admitted { outbox, cancel, in_flight, reply: reply.into() })
+    Ok(reply.into())
 }
 
 /// The answers that are wanted here, each with what it has said before.

@@ -110,6 +110,8 @@ struct EngineLoop<'a> {
     ledger: Ledger<mpsc::Sender<Delivery>>,
     publisher: Publisher,
     meter: Meter,
+    /// Requests taken.
+    admitted: u64,
 }
 
 impl<'a> EngineLoop<'a> {
@@ -120,7 +122,7 @@ impl<'a> EngineLoop<'a> {
         (args.tell)(EngineNews::Ready(Box::new(capabilities)));
         let publisher = Publisher::new(args.worker.clone(), args.incarnation);
         let meter = Meter::new(&args.worker);
-        Self { args, engine, ledger: Ledger::new(), publisher, meter }
+        Self { args, engine, ledger: Ledger::new(), publisher, meter, admitted: 0 }
     }
 
     fn run(mut self, stop: &AtomicBool) -> Result<(), String> {
@@ -138,7 +140,7 @@ impl<'a> EngineLoop<'a> {
                 self.deliver(delta);
             }
             let took = if takes.is_zero() { began.elapsed() } else { takes };
-            self.meter.observe(&self.args.load, self.engine.load(), (!idle).then_some(took));
+            self.meter.observe(&self.args.load, (self.engine.load(), self.admitted), (!idle).then_some(took));
             if idle && !self.wait_for_command() {
                 return Ok(());
             }
@@ -223,8 +225,11 @@ impl<'a> EngineLoop<'a> {
             self.give_up(key, None);
             // An asker that has gone needs no reason.
             submission.verdict.send(Err(error)).ok();
-        } else if submission.verdict.send(Ok(())).is_err() {
-            self.give_up(key, None);
+        } else {
+            self.admitted += 1;
+            if submission.verdict.send(Ok(self.admitted)).is_err() {
+                self.give_up(key, None);
+            }
         }
     }
 
@@ -257,7 +262,7 @@ impl<'a> EngineLoop<'a> {
             // Nobody to tell when the stream is gone.
             outbox.try_send(Delivery::Fail(fault)).ok();
         }
-        self.meter.observe(&self.args.load, self.engine.load(), None);
+        self.meter.observe(&self.args.load, (self.engine.load(), self.admitted), None);
     }
 }
 

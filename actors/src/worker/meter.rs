@@ -27,8 +27,13 @@ impl Meter {
         Self { gauges, rates: RateBook::default(), last: EngineLoad::default() }
     }
 
-    /// Enters the load after a step (`took`) or after a change without one.
-    pub(crate) fn observe(&mut self, report: &watch::Sender<LoadReport>, load: EngineLoad, took: Option<Duration>) {
+    /// Enters the load after a step (`took`) or after a change without one; `admitted` requests were taken so far.
+    pub(crate) fn observe(
+        &mut self,
+        report: &watch::Sender<LoadReport>,
+        (load, admitted): (EngineLoad, u64),
+        took: Option<Duration>,
+    ) {
         let sampled = load.tokens_generated.saturating_sub(self.last.tokens_generated);
         let prefilled = load.tokens_prefilled.saturating_sub(self.last.tokens_prefilled);
         let cached = load.tokens_cached.saturating_sub(self.last.tokens_cached);
@@ -45,10 +50,10 @@ impl Meter {
         }
         self.last = load;
         report.send_if_modified(|told| {
-            let now = LoadReport { load, rates: self.rates.rates(), turn_age_ms: 0, ..told.clone() };
+            let now = LoadReport { load, admitted, rates: self.rates.rates(), turn_age_ms: 0, ..told.clone() };
             let much = now.differs_much(told);
             // Small changes are kept too, for the next heartbeat, but wake nobody.
-            if much || now.load != told.load {
+            if much || now.load != told.load || now.admitted != told.admitted {
                 *told = now;
             }
             much

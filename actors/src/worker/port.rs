@@ -49,7 +49,8 @@ pub(crate) struct Submission {
     pub(crate) priority: i32,
     /// Holds every frame that the request's budget allows, so the engine thread never waits for it.
     pub(crate) outbox: mpsc::Sender<Delivery>,
-    pub(crate) verdict: oneshot::Sender<Result<(), SubmitError>>,
+    /// Its number among the requests taken, or why it was not.
+    pub(crate) verdict: oneshot::Sender<Result<u64, SubmitError>>,
 }
 
 /// Where one answer begins.

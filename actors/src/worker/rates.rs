@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::route::score::Rates;
+use crate::route::rates::Rates;
 
 /// How far a step moves the rates towards explaining it.
 const PACE: f64 = 0.1;

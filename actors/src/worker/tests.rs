@@ -167,7 +167,7 @@ async fn a_request_that_kills_its_engine_is_given_up_and_its_neighbours_go_on() 
     let running = rig.generate(spec(prompt(1, 40), 1_000)).await.expect("accepted");
     let error = rig.complete(spec(vec![1, 2, PANIC_TOKEN], 5)).await.expect_err("failed");
     assert!(matches!(&error, GenerateError::WorkerLost { reason, .. } if reason.contains("starts again")), "{error:?}");
-    assert_eq!(rig.restarts("workers/0"), 3, "tried three times, and not for ever");
+    eventually("tried three times", || rig.restarts("workers/0") == 3).await;
     let tokens: Vec<_> = all(running).await.expect("goes on").into_iter().flat_map(|frame| frame.tokens).collect();
     assert!(tokens.iter().map(|token| token.id).eq(1..=1_000), "no token lost, none repeated");
     let frames = rig.complete(spec(prompt(1, 40), 3)).await.expect("it serves again");
@@ -186,9 +186,8 @@ async fn act_01_a_worker_actor_that_panics_takes_nobody_with_it() {
     assert_eq!(hit, 2, "two each");
     assert!(rig.mesh.book().inject_panic("workers/0").await);
     for stream in streams {
-        let index = stream.worker.index;
-        let outcome = all(stream).await;
-        assert_eq!(outcome.is_err(), index == 0, "only the streams of the one that died");
+        let frames = all(stream).await.expect("those of the one that died go on elsewhere");
+        assert!(frames.iter().flat_map(|frame| &frame.tokens).map(|token| token.id).eq(1..=300));
     }
     assert_eq!(rig.complete(spec(prompt(9, 40), 3)).await.expect("the other one serves").len(), 3);
     eventually("restarted", restarted(&rig, "workers/0")).await;

@@ -16,6 +16,7 @@ use starling_actors::{
         desk::{Ask, Desk, Ticket},
         fleet::{Heard, Places, Standing},
         policy::PolicyConfig,
+        receipt::Outcome,
     },
 };
 use starling_engine::{
@@ -128,7 +129,8 @@ enum Event {
     Arrive(usize),
     Submit { worker: usize, request: usize },
     Stepped { worker: usize },
-    News { worker: usize, events: Vec<KvEvent>, report: Option<Box<(LoadReport, Vec<RequestId>)>> },
+    News { worker: usize, events: Vec<KvEvent>, report: Option<Box<LoadReport>> },
+    Confirmed { request: usize, number: u64 },
     Prefilled(usize),
     Ended(usize),
 }
@@ -290,6 +292,12 @@ impl<'a> Cluster<'a> {
                 self.step(worker)?;
             }
             Event::News { worker, events, report } => self.hear(worker, &events, report)?,
+            Event::Confirmed { request, number } => {
+                let live = &self.live[request];
+                if let Some(ticket) = live.ticket {
+                    self.desks[live.desk].confirm(ticket, number);
+                }
+            }
             Event::Prefilled(request) => {
                 let live = &self.live[request];
                 if let Some(ticket) = live.ticket {
@@ -299,7 +307,9 @@ impl<'a> Cluster<'a> {
             Event::Ended(request) => {
                 let live = &mut self.live[request];
                 if let Some(ticket) = live.ticket.take() {
-                    self.desks[live.desk].release(ticket, Some(live.count));
+                    let outcome = Outcome { answer_tokens: live.count, ..Outcome::default() };
+                    self.desks[live.desk].ended(ticket, outcome);
+                    self.desks[live.desk].release(ticket);
                 }
                 if self.setup.concurrency.is_some() {
                     self.arrive_next();
@@ -369,7 +379,8 @@ impl<'a> Cluster<'a> {
             logprobs: None,
             priority: 0,
         };
-        self.workers[worker].submit(RequestId(request as u128), sequence)?;
+        let number = self.workers[worker].submit(sequence)?;
+        self.after(self.setup.wire * 2, Event::Confirmed { request, number });
         self.tell(worker, Vec::new());
         Ok(())
     }
@@ -427,24 +438,24 @@ impl<'a> Cluster<'a> {
         &mut self,
         worker: usize,
         events: &[KvEvent],
-        report: Option<Box<(LoadReport, Vec<RequestId>)>>,
+        report: Option<Box<LoadReport>>,
     ) -> Result<(), Box<dyn Error>> {
         let SimWorker { id, incarnation, .. } = &self.workers[worker];
         for event in events {
             self.index.apply(id, *incarnation, event)?;
         }
         let Some(report) = report else { return Ok(()) };
-        let (report, admitted) = *report;
         let heard = Heard {
             at: self.now,
             running: report.load.running,
             waiting: report.load.waiting,
             prefill_tokens: report.load.prefill_tokens,
             blocks_pinned: report.load.blocks_pinned,
+            admitted: report.admitted,
             rates: report.rates,
         };
         for desk in &mut self.desks {
-            desk.hear(id, *incarnation, heard, &admitted, Duration::from_secs(2));
+            desk.hear(id, *incarnation, heard);
         }
         Ok(())
     }

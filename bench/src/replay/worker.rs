@@ -9,7 +9,7 @@ use starling_actors::{
 use starling_engine::{
     Engine, EngineError, SequenceRequest, StepOutput, SubmitError, core::CoreEngine, simulated::SimBackend,
 };
-use starling_ids::{Incarnation, RequestId, WorkerId};
+use starling_ids::{Incarnation, WorkerId};
 
 /// See the module.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct SimWorker {
     pub busy: Duration,
     rates: RateBook,
     told: Option<(Duration, LoadReport)>,
-    admitted: Vec<RequestId>,
+    admitted: u64,
 }
 
 /// A worker that has told nothing for this long tells again.
@@ -44,18 +44,18 @@ impl SimWorker {
             busy: Duration::ZERO,
             rates: RateBook::default(),
             told: None,
-            admitted: Vec::new(),
+            admitted: 0,
         }
     }
 
-    /// Takes a request.
+    /// Takes a request; its number among those taken.
     ///
     /// # Errors
     /// As the engine.
-    pub fn submit(&mut self, request: RequestId, sequence: SequenceRequest) -> Result<(), SubmitError> {
+    pub fn submit(&mut self, sequence: SequenceRequest) -> Result<u64, SubmitError> {
         self.engine.submit(sequence)?;
-        self.admitted.push(request);
-        Ok(())
+        self.admitted += 1;
+        Ok(self.admitted)
     }
 
     /// Begins a step if none is under way; how long it takes.
@@ -84,7 +84,7 @@ impl SimWorker {
     }
 
     /// What it tells routers now, if it is time to.
-    pub fn report(&mut self, now: Duration) -> Option<(LoadReport, Vec<RequestId>)> {
+    pub fn report(&mut self, now: Duration) -> Option<LoadReport> {
         let report = LoadReport {
             worker: self.id.clone(),
             incarnation: self.incarnation,
@@ -92,12 +92,13 @@ impl SimWorker {
             load: self.engine.load(),
             rates: self.rates.rates(),
             turn_age_ms: 0,
+            admitted: self.admitted,
         };
         let due = self.told.as_ref().is_none_or(|(at, told)| now >= *at + HEARTBEAT || report.differs_much(told));
-        if !due && self.admitted.is_empty() {
+        if !due {
             return None;
         }
         self.told = Some((now, report.clone()));
-        Some((report, std::mem::take(&mut self.admitted)))
+        Some(report)
     }
 }

@@ -8,6 +8,9 @@ use twox_hash::XxHash3_64;
 use super::{Question, Scorer, first_block, mix};
 use crate::route::fleet::Slot;
 
+/// A worker with so many requests is not overloaded, however idle the others are.
+const AT_EASE: f64 = 4.0;
+
 /// Requests whose prompts begin alike go to one worker, by rendezvous over the prompt's first blocks, while that worker
 /// has at most `overload` times the mean load.
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +98,7 @@ fn rendezvous(question: &Question<'_>, slot: Slot, key: u64, bound: f64) -> f64 
 fn load_bound(question: &Question<'_>, overload: f64) -> f64 {
     let total: u32 = question.fleet.workers().map(|(_, slot)| question.fleet.in_flight(slot)).sum();
     let mean = f64::from(total + 1) / question.fleet.len().max(1) as f64;
-    (mean * overload).ceil().max(1.0)
+    (mean * overload).ceil().max(AT_EASE)
 }
 
 /// The same number for a worker on every node, whatever its slot there.

@@ -48,7 +48,7 @@ impl Terms {
 impl Cost {
     /// Term by term.
     #[must_use]
-    pub fn terms(&self, question: &Question<'_>, slot: Slot) -> Terms {
+    pub fn judge(&self, question: &Question<'_>, slot: Slot) -> Terms {
         let Question { ask, fleet, .. } = question;
         let (rates, places) = (fleet.rates[slot], fleet.places[slot]);
         let in_flight = f64::from(fleet.in_flight(slot));
@@ -94,6 +94,11 @@ impl Scorer for Cost {
     }
 
     fn cost(&self, question: &Question<'_>, slot: Slot) -> f64 {
-        self.terms(question, slot).total()
+        self.judge(question, slot).total()
+    }
+
+    fn terms(&self, question: &Question<'_>, slot: Slot) -> Vec<(&'static str, f64)> {
+        let Terms { queue, prefill, place, blocks, harm } = self.judge(question, slot);
+        vec![("queue", queue), ("prefill", prefill), ("place", place), ("blocks", blocks), ("harm", harm)]
     }
 }

@@ -76,6 +76,10 @@ pub trait Scorer: Debug + Send {
             *cost += weight * self.cost(question, slot);
         }
     }
+    /// The cost by its parts, for receipts; by default the whole under its name.
+    fn terms(&self, question: &Question<'_>, slot: Slot) -> Vec<(&'static str, f64)> {
+        vec![(self.name(), self.cost(question, slot))]
+    }
     /// Called before the costs of one request are asked for.
     fn prepare(&mut self, _question: &Question<'_>) {}
     /// A request was given to a worker.
@@ -126,6 +130,23 @@ pub struct Scratch {
     left: Vec<f64>,
 }
 
+impl Scratch {
+    /// The cheapest of the last choice with their costs, cheapest first.
+    #[must_use]
+    pub fn cheapest(&self, count: usize) -> Vec<(Slot, f64)> {
+        let mut best: Vec<(Slot, f64)> = Vec::with_capacity(count + 1);
+        for (slot, cost) in self.slots.iter().zip(&self.left) {
+            if best.len() == count && best.last().is_some_and(|(_, worst)| cost >= worst) {
+                continue;
+            }
+            let at = best.partition_point(|(_, better)| better <= cost);
+            best.insert(at, (*slot, *cost));
+            best.truncate(count);
+        }
+        best
+    }
+}
+
 impl Policy {
     /// Chooses among `eligible` slots. `None` when no filter yields and none is left.
     pub fn choose(&mut self, question: &Question<'_>, eligible: &[Slot], scratch: &mut Scratch) -> Option<Choice> {
@@ -153,10 +174,14 @@ impl Policy {
         Some(Choice { slot, cost: costs[slot], near_equals })
     }
 
-    /// The costs of one slot by scorer, weighted.
+    /// The cost of one slot by its terms, weighted.
     #[must_use]
     pub fn explain(&self, question: &Question<'_>, slot: Slot) -> Vec<(&'static str, f64)> {
-        self.scorers.iter().map(|(weight, scorer)| (scorer.name(), weight * scorer.cost(question, slot))).collect()
+        let weighted = |(weight, scorer): &(f64, Box<dyn Scorer>)| {
+            let terms = scorer.terms(question, slot).into_iter();
+            terms.map(|(name, cost)| (name, weight * cost)).collect::<Vec<_>>()
+        };
+        self.scorers.iter().flat_map(weighted).collect()
     }
 
     pub(super) fn reserved(&mut self, ask: &Ask<'_>, slot: Slot, hit_blocks: u32) {
