@@ -2,8 +2,8 @@
 //!
 //! Called by the programs in `src/bin`. Every figure they print comes with the machine, the seed and the commit.
 
-pub mod sim;
 pub mod replay;
+pub mod sim;
 
 use std::{path::PathBuf, process::Command};
 
