@@ -42,7 +42,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mesh = Mesh::join(JoinConfig::new("alphabet-1").key_file(key).seed(seed)).await?;
     let model = Arc::new(TextModel::new("alphabet", || Alphabet)?);
     let role = WorkerRole { model, engine: "alphabet".to_owned(), count: 1 };
-    let node = Node::start(&mesh, NodeOptions { worker: Some(role), router: false }).await?;
+    let node = Node::start(&mesh, NodeOptions { worker: Some(role), ..NodeOptions::default() }).await?;
     node.ready().await;
     println!("ready {}", mesh.address());
     println!("ended: {}", mesh.failed().await);

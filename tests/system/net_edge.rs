@@ -187,7 +187,9 @@ async fn err_05_over_sockets_a_worker_that_fails_is_a_status_or_one_error_frame(
     let make = move || Fragile { steps: shared.0.clone(), fails_at: shared.1.clone() };
     let model = Arc::new(TextModel::new("fragile", make).unwrap());
     let role = WorkerRole { model, engine: "fragile".to_owned(), count: 1 };
-    let worker = starling::worker::Node::start(&mesh, NodeOptions { worker: Some(role), router: false }).await.unwrap();
+    let worker = starling::worker::Node::start(&mesh, NodeOptions { worker: Some(role), ..NodeOptions::default() })
+        .await
+        .unwrap();
     worker.ready().await;
     let body = ask_long("fragile", "go on", 12);
     let well = async || gateway.chat(&body).await.0 == 200;
