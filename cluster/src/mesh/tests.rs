@@ -135,13 +135,14 @@ async fn nodes_find_one_another_talk_and_leave() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_actor_of_a_node_survives_a_panic() {
+    // Names of its own: sessions find the nodes of other tests in this process too.
     let (key, folder) = (ClusterKey::generate(), tempfile::tempdir().unwrap());
-    let a = start(&key, "a", folder.path(), &[]).await;
-    let b = start(&key, "b", folder.path(), &[a.address()]).await;
-    sees(&a, "b", |snapshot| snapshot.node(&id("b")).is_some()).await;
+    let a = start(&key, "actors-a", folder.path(), &[]).await;
+    let b = start(&key, "actors-b", folder.path(), &[a.address()]).await;
+    sees(&a, "b", |snapshot| snapshot.node(&id("actors-b")).is_some()).await;
     echo(&a, &b).await.unwrap();
     // One after the other: five failures within half a minute are taken as a fault of the node itself.
-    for path in ["handlers", "links/b", "dialler", "listener"] {
+    for path in ["handlers", "links/actors-b", "dialler", "listener"] {
         assert!(a.book().inject_panic(path).await, "{path}");
     }
     let up = |path: &'static str| {

@@ -3,7 +3,8 @@
 //! A check begins with a failed probe, a broken link, or a death nearby that makes it look around. The member is pinged again
 //! and again and visited over TCP, both at once, while others ask it too. Any answer ends the check and nobody ever
 //! hears of it. Without one the member is first suspected aloud, so that it can refute, and declared down when the
-//! time of [`sizing::Class::suspicion`] since the first unanswered ping is over; at once if its host says that nobody listens there.
+//! time of [`sizing::Class::suspicion`] since the first unanswered ping is over; sooner if its host says that nobody
+//! listens there.
 //!
 //! Who accuses must be well itself: unless somebody else has answered since the check began, nothing is said aloud. Then a
 //! node that still hears others (they do not hear it) waits, and one that hears nobody keeps its judgement to
@@ -183,8 +184,9 @@ impl Driver {
         // Earlier answers say nothing about a node that was cut off since.
         let well = self.lifeline.answered_beside(key).is_some_and(|at| at > check.begun);
         let silent = check.proof == Some(Proof::Silent) || self.now >= check.visit_over;
-        if check.proof == Some(Proof::Refused) {
-            // The refusal itself came over the network: this node is connected.
+        if check.proof == Some(Proof::Refused) && self.now >= check.begun + FAILED {
+            // The refusal itself came over the network: this node is connected. But a firewall refuses too, so the member has
+            // the time to answer a ping.
             return self.declare_down(key, true);
         }
         if self.now >= check.deadline {
