@@ -190,15 +190,14 @@ impl Actor for Membership {
 impl State {
     /// A full queue means a thread that does not run; what is lost here comes again by anti-entropy.
     fn command(&self, command: Command) {
-        let Some(commands) = self.thread.commands() else { return };
         let over = self.left || self.args.view.borrow().outranked.is_some();
-        if commands.try_send(command).is_err() && !over {
+        if self.thread.commands().try_send(command).is_err() && !over {
             tracing::warn!("the gossip thread takes no commands");
         }
     }
 
     fn exchange(&self, peer: Peer) {
-        let Some(commands) = self.thread.commands() else { return };
+        let commands = self.thread.commands();
         let exchange = outreach::exchange(self.args.caller.clone(), peer, commands);
         if !self.tasks.tasks().spawn(exchange) {
             self.command(Command::ExchangeFailed);
@@ -206,7 +205,7 @@ impl State {
     }
 
     fn visit(&self, peer: Peer) {
-        let Some(commands) = self.thread.commands() else { return };
+        let commands = self.thread.commands();
         if !self.tasks.tasks().spawn(outreach::visit(self.args.visit.clone(), peer.clone(), commands)) {
             self.command(Command::Verified(peer, Proof::Silent));
         }
@@ -214,7 +213,7 @@ impl State {
 
     /// Dropping the reply tells the asker.
     fn serve(&self, question: Bytes, reply: oneshot::Sender<Result<Bytes, Fault>>) {
-        let Some(commands) = self.thread.commands() else { return };
+        let commands = self.thread.commands();
         let served = self.tasks.tasks().spawn(async move {
             if reply.send(outreach::serve(commands, question).await).is_err() {
                 tracing::debug!("the asker of an exchange no longer waits");
@@ -228,8 +227,7 @@ impl State {
     async fn leave(&mut self, reply: RpcReplyPort<()>) {
         self.left = true;
         let (said, heard) = oneshot::channel();
-        if let Some(commands) = self.thread.commands()
-            && send_in_time(&commands, Command::Leave(said)).await
+        if send_in_time(&self.thread.commands(), Command::Leave(said)).await
             && tokio::time::timeout(LEAVE_WAIT / 2, heard).await.is_err()
         {
             tracing::warn!("the gossip thread did not say goodbye in time");

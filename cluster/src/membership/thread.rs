@@ -82,7 +82,9 @@ pub(super) struct ThreadArgs {
 
 /// The running thread. Dropping it ends and joins the thread.
 pub(super) struct GossipThread {
-    commands: Option<mpsc::Sender<Command>>,
+    commands: mpsc::Sender<Command>,
+    /// Dropped to end the thread: tasks may hold senders of commands for longer than this.
+    stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -91,28 +93,29 @@ impl GossipThread {
     pub(super) fn start(args: ThreadArgs) -> io::Result<(Self, oneshot::Receiver<()>)> {
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let (alive, ended) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = std::thread::Builder::new().name("gossip".into()).spawn(move || {
             let _alive: oneshot::Sender<()> = alive;
-            match runtime.block_on(async { Gossip::new(args).map(|gossip| gossip.run(inbox)) }) {
+            match runtime.block_on(async { Gossip::new(args).map(|gossip| gossip.run(inbox, stopped)) }) {
                 Ok(run) => runtime.block_on(run),
                 Err(error) => tracing::error!(%error, "the gossip socket does not open"),
             }
             // A resolver that hangs in the C library must not hold up a leaving node.
             runtime.shutdown_background();
         })?;
-        Ok((Self { commands: Some(commands), thread: Some(thread) }, ended))
+        Ok((Self { commands, stop: Some(stop), thread: Some(thread) }, ended))
     }
 
     /// A way to command the thread.
-    pub(super) fn commands(&self) -> Option<mpsc::Sender<Command>> {
+    pub(super) fn commands(&self) -> mpsc::Sender<Command> {
         self.commands.clone()
     }
 }
 
 impl Drop for GossipThread {
     fn drop(&mut self) {
-        drop(self.commands.take());
+        drop(self.stop.take());
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -165,7 +168,7 @@ impl Gossip {
     }
 
     /// Until told to leave, outranked, or the actor is gone.
-    async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Command>, mut stopped: oneshot::Receiver<()>) {
         // A node that knows nobody is a member too.
         count_members(self.driver.member_count());
         while !self.over {
@@ -175,6 +178,7 @@ impl Gossip {
             }
             tokio::select! {
                 biased;
+                _ended = &mut stopped => break,
                 command = inbox.recv() => match command {
                     Some(command) => self.obey(command),
                     None => break,
