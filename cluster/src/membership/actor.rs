@@ -213,9 +213,9 @@ impl State {
 
     /// Dropping the reply tells the asker.
     fn serve(&self, question: Bytes, reply: oneshot::Sender<Result<Bytes, Fault>>) {
-        let commands = self.thread.commands();
+        let (commands, own) = (self.thread.commands(), self.args.address);
         let served = self.tasks.tasks().spawn(async move {
-            if reply.send(outreach::serve(commands, question).await).is_err() {
+            if reply.send(outreach::serve(commands, own, question).await).is_err() {
                 tracing::debug!("the asker of an exchange no longer waits");
             }
         });

@@ -4,7 +4,7 @@
 //! [`VISIT_TIME`] for a visit; [`STEP_WAIT`] for each question of an exchange, [`STEPS_MAX`] questions. If
 //! a task dies, the driver goes on without its answer.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -79,14 +79,36 @@ async fn talk(caller: Caller, peer: Peer, commands: &mpsc::Sender<Command>) -> R
     let mut question = Some(consult(commands, Command::ExchangeOpen).await?);
     for _ in 0..STEPS_MAX {
         let Some(asked) = question else { return Ok(()) };
-        let reply = caller(peer.node.clone(), OP_EXCHANGE, Bytes::from(asked), STEP_WAIT).await?;
+        let reply = caller(peer.node.clone(), OP_EXCHANGE, addressed(peer.address, &asked), STEP_WAIT).await?;
         question = consult(commands, |answer| Command::ExchangeNext(reply, answer)).await?;
     }
     Err(Fault::new(FaultKind::Internal, "an exchange of member lists does not end"))
 }
 
-/// Answers [`OP_EXCHANGE`].
-pub(super) async fn serve(commands: mpsc::Sender<Command>, question: Bytes) -> Result<Bytes, Fault> {
+/// A question with the address of the node it is for: whoever answers at another one, under the same name, must not
+/// take it for a question of its own cluster.
+fn addressed(address: SocketAddr, question: &[u8]) -> Bytes {
+    let address = address.to_string();
+    let mut body = Vec::with_capacity(1 + address.len() + question.len());
+    // An address as text has at most 60 bytes.
+    body.push(u8::try_from(address.len()).unwrap_or(u8::MAX));
+    body.extend_from_slice(address.as_bytes());
+    body.extend_from_slice(question);
+    body.into()
+}
+
+fn for_address(own: SocketAddr, body: &Bytes) -> Option<Bytes> {
+    let (length, rest) = body.split_first()?;
+    let (address, question) = rest.split_at_checked(usize::from(*length))?;
+    let mine = std::str::from_utf8(address).ok()?.parse() == Ok(own);
+    mine.then(|| body.slice_ref(question))
+}
+
+/// Answers [`OP_EXCHANGE`] as the node at `own`.
+pub(super) async fn serve(commands: mpsc::Sender<Command>, own: SocketAddr, body: Bytes) -> Result<Bytes, Fault> {
+    let question = for_address(own, &body).ok_or_else(|| {
+        Fault::new(FaultKind::NotFound, format!("this is the node at {own}, and another one was asked"))
+    })?;
     let reply: Option<Vec<u8>> = consult(&commands, |answer| Command::ExchangeServe(question, answer)).await?;
     let reply = reply.ok_or_else(|| Fault::new(FaultKind::Invalid, "not a question about members"))?;
     Ok(reply.into())
@@ -106,5 +128,22 @@ async fn consult<T>(
 async fn tell(commands: &mpsc::Sender<Command>, command: Command) {
     if !matches!(timeout(THREAD_WAIT, commands.send(command)).await, Ok(Ok(()))) {
         tracing::debug!("the gossip thread takes no commands");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_for_another_address_is_not_answered() {
+        let [own, other]: [SocketAddr; 2] = ["10.0.0.1:7", "[fe80::1]:7"].map(|text| text.parse().expect("address"));
+        let question = Bytes::from_static(b"who is here");
+        assert_eq!(for_address(own, &addressed(own, &question)), Some(question.clone()));
+        assert_eq!(for_address(other, &addressed(other, &question)), Some(question.clone()));
+        assert_eq!(for_address(own, &addressed(other, &question)), None);
+        for bad in [&b""[..], b"\xff10.0.0.1:7", b"\x03abc"] {
+            assert_eq!(for_address(own, &Bytes::from_static(bad)), None);
+        }
     }
 }

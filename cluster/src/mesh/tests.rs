@@ -91,11 +91,12 @@ async fn echo(from: &Mesh, to: &Mesh) -> Result<(), StreamError> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_find_one_another_talk_and_leave() {
+    // Names of its own: sessions find the nodes of other tests in this process too.
     let (key, folder) = (ClusterKey::generate(), tempfile::tempdir().unwrap());
-    let a = start(&key, "a", folder.path(), &[]).await;
-    let b = start(&key, "b", folder.path(), &[a.address()]).await;
-    sees(&a, "b", |snapshot| snapshot.node(&id("b")).is_some()).await;
-    sees(&b, "a", |snapshot| snapshot.node(&id("a")).is_some()).await;
+    let a = start(&key, "mesh-a", folder.path(), &[]).await;
+    let b = start(&key, "mesh-b", folder.path(), &[a.address()]).await;
+    sees(&a, "b", |snapshot| snapshot.node(&id("mesh-b")).is_some()).await;
+    sees(&b, "a", |snapshot| snapshot.node(&id("mesh-a")).is_some()).await;
     for (from, to) in [(&a, &b), (&b, &a), (&a, &a)] {
         echo(from, to).await.unwrap();
         let answer = from.call(to.node(), "test/hello", Bytes::from_static(b"hi"), Duration::from_secs(20)).await;
@@ -119,12 +120,12 @@ async fn nodes_find_one_another_talk_and_leave() {
     assert!(matches!(nobody, Err(StreamError::UnknownNode(_))));
 
     b.leave().await;
-    sees(&a, "that b has left", |snapshot| snapshot.node(&id("b")).is_none()).await;
+    sees(&a, "that b has left", |snapshot| snapshot.node(&id("mesh-b")).is_none()).await;
     assert!(b.book().snapshot().is_empty());
-    let again = start(&key, "b", folder.path(), &[a.address()]).await;
+    let again = start(&key, "mesh-b", folder.path(), &[a.address()]).await;
     assert!(again.incarnation() > b.incarnation());
     sees(&a, "b again", |snapshot| {
-        snapshot.node(&id("b")).is_some_and(|view| view.record.incarnation == again.incarnation())
+        snapshot.node(&id("mesh-b")).is_some_and(|view| view.record.incarnation == again.incarnation())
     })
     .await;
     echo(&a, &again).await.unwrap();
