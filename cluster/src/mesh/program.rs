@@ -50,7 +50,7 @@ impl Mesh {
     pub(crate) fn lives(&self, node: &NodeId, incarnation: Incarnation) -> Result<(), StreamError> {
         let own = (*node == self.inner.node).then_some(self.inner.incarnation);
         match own.or_else(|| self.known_incarnation(node)) {
-            None => Err(StreamError::UnknownNode(node.clone())),
+            None => Err(self.not_a_member(node)),
             Some(current) if incarnation < current => {
                 Err(StreamError::Stale { node: node.clone(), wanted: incarnation, current })
             }

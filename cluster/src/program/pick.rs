@@ -5,7 +5,7 @@
 use std::{fmt, ops::Deref, sync::Arc};
 
 use super::instances::InstanceView;
-use crate::discovery::NodeState;
+use crate::discovery::Routable;
 
 /// An instance that may be chosen.
 #[derive(Debug, Clone)]
@@ -65,7 +65,7 @@ impl Picker {
 /// Those that may be called: all that serve on living nodes, or, when there is none, those on suspected ones.
 pub(super) fn callable<V: Deref<Target = InstanceView>>(instances: impl Iterator<Item = V>) -> Vec<V> {
     let mut callable: Vec<V> = instances.filter(|view| view.is_callable()).collect();
-    let alive = |view: &V| view.state == NodeState::Alive;
+    let alive = |view: &V| Routable::of(view.lifecycle, view.state) == Routable::Yes;
     if callable.iter().any(alive) {
         callable.retain(alive);
     }
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        discovery::{InstanceKind, Lifecycle},
+        discovery::{InstanceKind, Lifecycle, NodeState},
         program::instances::InstanceId,
     };
 
