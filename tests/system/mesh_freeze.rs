@@ -13,7 +13,7 @@ use crate::{
 
 const GATEWAY: &[&str] = &["--role", "router,gateway"];
 /// A state that holds this long has settled.
-const HOLD: Duration = Duration::from_secs(3);
+const HOLD: Duration = Duration::from_secs(2);
 
 /// Asks a gateway again and again for a time; the slowest answer. Fails at the first that is not an answer.
 async fn serves(gateway: &Node, model: &str, lasting: Duration) -> Duration {
@@ -76,7 +76,7 @@ async fn mesh_d_a_frozen_gateways_workers_stay_and_serve() {
     let rest = [&w1, &w2, &g2];
     let watch = lab.eyes.watch(&rest, &["w1", "w2", "g2"]);
     g1.signal("STOP").await;
-    let freeze = lasting(20, 60);
+    let freeze = lasting(12, 60);
     let slowest = serves(&g2, &w1.model, freeze).await;
     bar("D: slowest answer of the other gateway meanwhile, s", slowest.as_secs_f64(), 5.0);
     g1.signal("CONT").await;

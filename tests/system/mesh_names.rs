@@ -15,7 +15,7 @@ use crate::{
 };
 
 const GATEWAY: &[&str] = &["--role", "router,gateway"];
-const HOLD: Duration = Duration::from_secs(3);
+const HOLD: Duration = Duration::from_secs(2);
 
 /// Waits for a process that is ready to end by itself; its exit code.
 async fn ends(node: &mut Node) -> Option<i32> {

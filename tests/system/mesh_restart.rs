@@ -12,7 +12,7 @@ use crate::{
 };
 
 const GATEWAY: &[&str] = &["--role", "router,gateway"];
-const HOLD: Duration = Duration::from_secs(3);
+const HOLD: Duration = Duration::from_secs(2);
 
 /// A seed and two workers that see each other.
 async fn three(lab: &Lab) -> [Node; 3] {
@@ -79,7 +79,7 @@ async fn mesh_c_a_node_started_before_its_seed_joins_when_the_seed_is_there() {
     let Some(lab) = Lab::new(2).await else { return };
     let early = lab.start(1, "early", &[0], &[]).await;
     // Long enough that tries are as rare as they become.
-    tokio::time::sleep(crate::net::figures::lasting(10, 60)).await;
+    tokio::time::sleep(crate::net::figures::lasting(6, 60)).await;
     let seed = lab.start(0, "seed", &[], GATEWAY).await;
     let all = [&early, &seed];
     let joined = settled_for("joined", PATIENCE, HOLD, || lab.eyes.one_cluster(&all, &["early", "seed"])).await;

@@ -12,7 +12,7 @@ use crate::{
 };
 
 const GATEWAY: &[&str] = &["--role", "router,gateway"];
-const HOLD: Duration = Duration::from_secs(3);
+const HOLD: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn mesh_two_halves_serve_apart_and_become_one_again() {
@@ -29,7 +29,7 @@ async fn mesh_two_halves_serve_apart_and_become_one_again() {
     settled("eight instances", PATIENCE, || lab.eyes.same_instances(&all, 8)).await;
     lab.split(&[0, 1, 2], &[3, 4, 5]);
     let cut = Instant::now();
-    let apart = lasting(30, 60);
+    let apart = lasting(20, 60);
     let mut answered = 0;
     let serve = async {
         while cut.elapsed() < apart {
@@ -82,7 +82,7 @@ async fn mem_01_03_mesh_a_node_cut_off_past_its_death_knows_it_is_alone_and_come
     seconds("MEM-03: a cut node lists nobody else after", cut.elapsed(), 10.0);
     until("its gateway is not ready", Duration::from_secs(5), async || health().await == 503).await;
     settled("the others are two", PATIENCE, async || lab.eyes.one_cluster(&[&a, &b], &["a", "b"]).await).await;
-    tokio::time::sleep(lasting(15, 60).saturating_sub(cut.elapsed())).await;
+    tokio::time::sleep(lasting(12, 60).saturating_sub(cut.elapsed())).await;
     lab.heal();
     let whole = settled_for("one cluster", PATIENCE, HOLD, || lab.eyes.one_cluster(&all, &["a", "b", "c"])).await;
     seconds("MEM-01: one node of three cut past its death, healed: one cluster after", whole, 15.0);
@@ -104,7 +104,7 @@ async fn one_way(mute: bool) {
     let (from, to): (&[usize], &[usize]) = if mute { (&[9], &others) } else { (&others, &[9]) };
     lab.one_way(from, to, true);
     let cut = Instant::now();
-    let apart = lasting(30, 300);
+    let apart = lasting(20, 300);
     while cut.elapsed() < apart {
         let (status, body) = nodes[0].chat(&ask(&nodes[1].model, &format!("{:?}", cut.elapsed()), 4)).await;
         assert_eq!(status, 200, "{body}\n{}", nodes[0].tail());

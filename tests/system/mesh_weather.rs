@@ -26,7 +26,7 @@ async fn weather(loss: f64, staying_down_max: f64) {
     eprintln!("joined at {percent} % loss {took:?} after ready");
     let watch = lab.eyes.watch(&all, &names);
     let begun = Instant::now();
-    let time = lasting(20, 120);
+    let time = lasting(12, 120);
     let (mut answered, mut failed, mut slowest) = (0, Vec::new(), Duration::ZERO);
     while begun.elapsed() < time {
         let asked = Instant::now();

@@ -129,7 +129,7 @@ async fn lif_08_over_sockets_health_is_quick_beside_many_slow_readers() {
     let mut times = Vec::new();
     let begun = Instant::now();
     let mut buffer = [0; 16];
-    while begun.elapsed() < Duration::from_secs(8) {
+    while begun.elapsed() < Duration::from_secs(4) {
         // Each reads a few bytes now and then, and never keeps up.
         for socket in readers.iter_mut().step_by(10) {
             if let Err(error) = socket.try_read(&mut buffer) {
