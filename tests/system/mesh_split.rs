@@ -105,11 +105,15 @@ async fn one_way(mute: bool) {
     lab.one_way(from, to, true);
     let cut = Instant::now();
     let apart = lasting(20, 300);
+    let mut failed = Vec::new();
     while cut.elapsed() < apart {
         let (status, body) = nodes[0].chat(&ask(&nodes[1].model, &format!("{:?}", cut.elapsed()), 4)).await;
-        assert_eq!(status, 200, "{body}\n{}", nodes[0].tail());
+        if status != 200 {
+            failed.push((cut.elapsed(), body));
+        }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
+    eprintln!("requests that failed: {failed:?}");
     lab.heal();
     let whole = settled_for("one cluster", PATIENCE, HOLD, || lab.eyes.one_cluster(&all, &names)).await;
     let lapses = watch.end();
@@ -120,6 +124,7 @@ async fn one_way(mute: bool) {
     let (secs, down) = (apart.as_secs(), down.len() as f64);
     seconds(&format!("{how}, {secs} s, mended: one cluster after"), whole, 15.0);
     bar(&format!("{how}, {secs} s: false downs among the other nine"), down, 0.0);
+    bar(&format!("{how}, {secs} s: requests that failed"), failed.len() as f64, 0.0);
     lab.done();
 }
 
