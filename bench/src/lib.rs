@@ -2,6 +2,8 @@
 //!
 //! Called by the programs in `src/bin`. Every figure they print comes with the machine, the seed and the commit.
 
+#[allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
+pub mod links;
 pub mod replay;
 pub mod sim;
 

@@ -70,7 +70,7 @@ metrics! {
     LinksOpen Gauge "starling_links_open" "Links to other nodes; not zero at rest."
     StreamsOpen Gauge "starling_streams_open" "Request streams open on this node, both directions; subscriptions are counted apart."
     SubscriptionsOpen Gauge "starling_subscriptions_open" "Long-lived internal streams; not zero at rest."
-    StreamCreditsOut Gauge "starling_stream_credit_frames_outstanding" "Frames sent on request streams and not yet credited back."
+    StreamCreditsOut Gauge "starling_stream_credit_bytes_outstanding" "Window of request streams that senders have used and readers have not given back, bytes; 16 KiB at least for each frame."
     StreamsBroken Counter "starling_streams_broken_total" "Streams that ended without an end frame, by reason."
     GossipMembers Gauge "starling_gossip_members" "Members believed alive, this node included; not zero at rest."
     GossipPackets Counter "starling_gossip_packets_total" "Gossip packets by direction."

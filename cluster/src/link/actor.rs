@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use super::{
     io,
     links::LinksMsg,
-    mux::{Ended, Mux, Queues},
+    mux::{Ended, Mux},
 };
 use crate::{
     config::Timings,
@@ -38,7 +38,6 @@ pub(crate) struct LinkArgs {
     pub(crate) mux: Arc<Mux>,
     pub(crate) connection: Connection,
     pub(crate) decoder: Decoder,
-    pub(crate) queues: Queues,
     pub(crate) timings: Timings,
     pub(crate) links: Handle<LinksMsg>,
 }
@@ -76,7 +75,7 @@ impl Actor for Link {
     type Arguments = Option<LinkArgs>;
 
     async fn pre_start(&self, myself: ActorRef<LinkMsg>, args: Option<LinkArgs>) -> Result<State, ActorProcessingErr> {
-        let LinkArgs { mux, connection, decoder, queues, timings, links } = args.ok_or("a link is started once")?;
+        let LinkArgs { mux, connection, decoder, timings, links } = args.ok_or("a link is started once")?;
         let open = metrics::gauge!(Metric::LinksOpen.name());
         open.increment(1.0);
         let guard = Guard { mux: mux.clone(), links, ended: None, open };
@@ -91,7 +90,7 @@ impl Actor for Link {
         };
         let (over, reading) = (report(mux.clone(), myself.clone()), io::read(mux.clone(), from, decoder));
         tasks.spawn(async move { over(reading.await) });
-        let (over, writing) = (report(mux.clone(), myself.clone()), io::write(mux.clone(), to, queues));
+        let (over, writing) = (report(mux.clone(), myself.clone()), io::write(mux.clone(), to));
         tasks.spawn(async move { over(writing.await) });
         let (over, watching) = (report(mux.clone(), myself), io::watch(mux, timings));
         tasks.spawn(async move { over(watching.await) });

@@ -63,13 +63,13 @@ impl ControlClient {
 
     fn over(established: Established, control: EndpointName) -> Self {
         let Established { connection, decoder, peer, dialled } = established;
-        let (mux, queues) = Mux::new(&peer, dialled, Endpoints::default(), Tasks::closed(0));
+        let mux = Mux::new(&peer, dialled, Endpoints::default(), Tasks::closed(0));
         let (from, to) = tokio::io::split(connection);
         let mut tasks = JoinSet::new();
         let ends = |mux: Arc<Mux>| move |ended: Ended| mux.end(&ended);
         let (end, reading) = (ends(mux.clone()), io::read(mux.clone(), from, decoder));
         tasks.spawn(async move { end(reading.await) });
-        let (end, writing) = (ends(mux.clone()), io::write(mux.clone(), to, queues));
+        let (end, writing) = (ends(mux.clone()), io::write(mux.clone(), to));
         tasks.spawn(async move { end(writing.await) });
         // A tool closes when it is done, not when it is idle.
         let timings = Timings { link_idle: Duration::from_secs(u64::from(u32::MAX)), ..Timings::default() };

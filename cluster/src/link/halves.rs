@@ -2,27 +2,28 @@
 //!
 //! Built by [`super::mux`] when a stream is accepted. Never waits but for room in the writer's queue.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
-};
+use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
-use tokio::{sync::mpsc, time::Instant};
+use tokio::time::Instant;
 
 use super::mux::Mux;
 use crate::{
     stream::{
         Context, StreamError, StreamRx, StreamTx,
-        channel::{Feedback, Item, Lane, Outlet, STREAM_WINDOW_FRAMES},
+        channel::Outlet,
         gauges::OpenGuard,
+        inbox::{Inbox, Last},
+        lane::Lane,
+        reader::Feedback,
     },
-    wire::{FailWhy, Frame, StreamId, limits::CREDIT_PORTION},
+    wire::{FailWhy, Frame, StreamId},
 };
 
 /// What the link's table keeps of a stream.
 pub(super) struct Made {
-    pub(super) inbound: mpsc::Sender<Item>,
+    pub(super) inbox: Arc<Inbox>,
     pub(super) lane: Arc<Lane>,
 }
 
@@ -33,14 +34,13 @@ pub(super) fn make(
     context: &Context,
     deadline: Option<Instant>,
 ) -> (StreamTx, StreamRx, Made) {
-    let (inbound, queue) = mpsc::channel(STREAM_WINDOW_FRAMES + 1);
-    let lane = Lane::new(context, mux.window);
+    let (inbox, lane) = (Inbox::new(), Lane::new(context, mux.window));
     let open = OpenGuard::new(context);
     let outlet = Arc::new(Outbound { mux: mux.clone(), stream });
-    let feedback = Arc::new(Inbound { mux: mux.clone(), stream, taken: AtomicU32::new(0) });
+    let feedback = Arc::new(Inbound { mux: mux.clone(), stream });
     let tx = StreamTx::new(outlet, lane.clone(), deadline, open.clone());
-    let rx = StreamRx::new(queue, feedback, deadline, open);
-    (tx, rx, Made { inbound, lane })
+    let rx = StreamRx::new(inbox.clone(), feedback, deadline, open);
+    (tx, rx, Made { inbox, lane })
 }
 
 /// Drops halves of a stream that never came about. What they send is about an id that the other side has
@@ -77,20 +77,21 @@ impl Outlet for Outbound {
         self.mux.room.try_acquire_many(room(len)).map(|reserved| reserved.forget()).is_ok()
     }
 
-    fn push(&self, item: Item) {
+    fn push(&self, frame: Bytes) {
+        let room = frame.len();
+        self.mux.out.data(self.stream, frame, room);
+    }
+
+    fn finish(&self, last: Last) {
         let stream = self.stream;
-        let frame = match item {
-            Item::Data(payload) => {
-                let room = room(payload.len());
-                self.mux.send_data(Frame::Data { stream, payload }, room);
-                return;
-            }
-            Item::End => Frame::End { stream },
-            Item::Fail(fault) => Frame::Fail { stream, why: FailWhy::Fault(fault) },
-            Item::Broken(why) => Frame::Fail { stream, why: FailWhy::Dropped(why.to_string()) },
+        let fail = |why| Frame::Fail { stream, why: Box::new(why) };
+        let frame = match last {
+            Last::End => Frame::End { stream },
+            Last::Fail(fault) => fail(FailWhy::Fault(fault)),
+            Last::Broken(why) => fail(FailWhy::Dropped(why.to_string())),
         };
         // Behind the data of the stream, so that it is the last word.
-        self.mux.send_data(frame, 0);
+        self.mux.out.behind_data(&frame);
         self.mux.sender_over(stream);
     }
 }
@@ -99,20 +100,15 @@ impl Outlet for Outbound {
 struct Inbound {
     mux: Arc<Mux>,
     stream: StreamId,
-    taken: AtomicU32,
 }
 
 impl Feedback for Inbound {
-    fn taken(&self) {
-        // Only the one reader counts here.
-        if self.taken.fetch_add(1, Ordering::Relaxed) + 1 >= CREDIT_PORTION {
-            let frames = self.taken.swap(0, Ordering::Relaxed);
-            self.mux.send_control(Frame::Credit { stream: self.stream, frames }, 0);
-        }
+    fn credit(&self, amount: u32) {
+        self.mux.out.control(&Frame::Credit { stream: self.stream, amount });
     }
 
     fn cancel(&self) {
-        self.mux.send_control(Frame::Cancel { stream: self.stream }, 0);
+        self.mux.out.control(&Frame::Cancel { stream: self.stream });
     }
 
     fn closed(&self) {

@@ -49,7 +49,7 @@ pub(crate) enum HandshakeError {
 pub(crate) async fn greet(mut connection: Connection, ours: &Hello) -> Result<Established, HandshakeError> {
     let exchange = async {
         let mut decoder = Decoder::default();
-        say(&mut connection, &Frame::Hello(ours.clone())).await?;
+        say(&mut connection, &Frame::Hello(Box::new(ours.clone()))).await?;
         let peer = hear(&mut connection, &mut decoder).await?;
         settle(ours, &peer).map_err(|why| HandshakeError::Refuse(Closing::Refused(why)))?;
         Ok::<_, HandshakeError>((decoder, peer))
@@ -76,7 +76,7 @@ pub(crate) async fn answer(
             connection.shutdown().await?;
             return Err(HandshakeError::Refuse(why));
         }
-        say(&mut connection, &Frame::Hello(ours.clone())).await?;
+        say(&mut connection, &Frame::Hello(Box::new(ours.clone()))).await?;
         Ok::<_, HandshakeError>((decoder, peer))
     };
     let (decoder, peer) =
@@ -111,7 +111,7 @@ async fn say(connection: &mut Connection, frame: &Frame) -> std::io::Result<()> 
 async fn hear(connection: &mut Connection, decoder: &mut Decoder) -> Result<Hello, HandshakeError> {
     loop {
         match decoder.decode()? {
-            Some(Frame::Hello(hello)) => return Ok(hello),
+            Some(Frame::Hello(hello)) => return Ok(*hello),
             Some(Frame::Goodbye(why)) => return Err(HandshakeError::Refused(why)),
             Some(_) => return Err(HandshakeError::NotHello),
             None => {

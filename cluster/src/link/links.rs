@@ -240,13 +240,12 @@ impl State {
     /// Starts the actor of a new link and settles which of several links to one node goes on.
     async fn register(&mut self, established: Established) -> Result<Arc<Mux>, SuperviseError> {
         let Established { connection, decoder, peer, dialled } = established;
-        let (mux, queues) = Mux::new(&peer, dialled, self.args.endpoints.clone(), self.args.handlers.clone());
+        let mux = Mux::new(&peer, dialled, self.args.endpoints.clone(), self.args.handlers.clone());
         let is_node = peer.party == Party::Node;
         let mut args = Some(LinkArgs {
             mux: mux.clone(),
             connection,
             decoder,
-            queues,
             timings: self.args.timings,
             links: self.args.handle.clone(),
         });

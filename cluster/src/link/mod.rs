@@ -1,8 +1,8 @@
 //! Links: one TLS connection to each node in use, carrying all streams between the two.
 //!
-//! Reading order: `handshake` (who is there, which version), `mux` (the streams of one link), `incoming`
-//! (what the other side's frames do to them), `halves` (how a
-//! stream's two halves reach it), `io` (bytes in and out), `actor` (owns one connection), `links` (which link
+//! Reading order: `handshake` (who is there, which version), `mux` (the streams of one link), `table` (where each is),
+//! `incoming` (what the other side's frames do to them), `halves` (how a
+//! stream's two halves reach it), `outgoing` (what waits for the writer), `io` (bytes in and out), `actor` (owns one connection), `links` (which link
 //! leads to which node, dialling), `listener` (what comes in), `layer` (all of it put together), `client`
 //! (a tool's way in).
 
@@ -16,6 +16,8 @@ mod layer;
 mod links;
 mod listener;
 mod mux;
+mod outgoing;
+mod table;
 
 #[cfg(test)]
 mod tests;

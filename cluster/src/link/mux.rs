@@ -1,13 +1,13 @@
 //! The streams of one link: opened, answered, fed, and all ended at once when the link ends.
 //!
-//! Shared by the link's reader and writer, by openers, and by the halves of its streams. Never waits and never
-//! touches the socket: frames come in through [`super::incoming`] and leave through two queues. Bounds: at most
-//! [`limits::STREAMS_PER_LINK_MAX`] streams; a stream has at most a window of data frames in the data queue and
-//! their bytes are reserved in `room`; the control queue holds at most an open, an answer, a cancel and a
-//! window's credits a stream.
+//! Shared by the link's reader and writer, by openers, and by the halves of its streams. Never waits (but for room,
+//! when it opens) and never touches the socket: frames come in through [`super::incoming`] and leave through
+//! [`super::outgoing`]. Bounds, all of a link together [`limits::LINK_BYTES_MAX`]: at most
+//! [`limits::STREAMS_PER_LINK_MAX`] streams; payloads that wait for the writer are reserved in `room`
+//! ([`limits::LINK_QUEUE_BYTES`]), answers are below [`limits::LINK_CONTROL_BYTES`]; unread frames are below a window a
+//! stream and [`limits::LINK_UNREAD_BYTES`] in all.
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -17,28 +17,17 @@ use std::{
 
 use bytes::Bytes;
 use starling_ids::{Incarnation, NodeId};
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 
+use super::{
+    outgoing::{Batch, Outgoing},
+    table::{Asking, Deadline, Entry, Stage, Table},
+};
 use crate::{
-    stream::{
-        Context, Endpoints, Fault, FaultKind, Opened, StreamError,
-        channel::{Item, Lane},
-    },
+    stream::{Endpoints, Fault, FaultKind, Opened, StreamError, inbox::Last, window::Window},
     supervise::Tasks,
     wire::{Closing, FailWhy, Frame, Hello, OpenHead, StreamId, limits},
 };
-
-/// A frame on its way to the writer, and the bytes of [`Mux::room`] that it holds.
-pub(crate) struct Queued {
-    pub(crate) frame: Frame,
-    pub(crate) room: u32,
-}
-
-/// The writer's ends of the two queues. Control overtakes data.
-pub(crate) struct Queues {
-    pub(crate) control: mpsc::UnboundedReceiver<Queued>,
-    pub(crate) data: mpsc::UnboundedReceiver<Queued>,
-}
 
 /// Why a link is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,34 +45,6 @@ pub(crate) enum OpenError {
     Closed,
 }
 
-pub(super) type Answer = oneshot::Sender<Result<Opened, OpenError>>;
-pub(super) type Deadline = Option<tokio::time::Instant>;
-
-pub(super) enum Stage {
-    /// Opened by this side, not answered.
-    Asking(Answer, Context, Deadline),
-    /// Opened by the other side, not answered.
-    Asked,
-    Open,
-}
-
-pub(super) struct Entry {
-    pub(super) stage: Stage,
-    /// Into the reader's queue; none once that direction is over.
-    pub(super) inbound: Option<mpsc::Sender<Item>>,
-    /// The sender's credits; none once that direction is over.
-    pub(super) lane: Option<Arc<Lane>>,
-}
-
-pub(super) struct Table {
-    pub(super) streams: HashMap<StreamId, Entry>,
-    next: StreamId,
-    pub(super) ended: Option<Ended>,
-    /// Close with this reason as soon as there are no streams.
-    retiring: Option<Closing>,
-    empty_since: Instant,
-}
-
 /// One link, seen by everybody but the tasks that move its bytes.
 pub(crate) struct Mux {
     /// Unique in this process; later links have higher numbers.
@@ -92,11 +53,11 @@ pub(crate) struct Mux {
     pub(crate) incarnation: Incarnation,
     pub(crate) dialled: bool,
     pub(super) payload_max: usize,
-    pub(super) window: usize,
+    /// What the other side's readers take.
+    pub(super) window: Window,
     /// Payload bytes that may still be queued.
     pub(super) room: Semaphore,
-    pub(super) control: mpsc::UnboundedSender<Queued>,
-    data: mpsc::UnboundedSender<Queued>,
+    pub(super) out: Outgoing,
     table: Mutex<Table>,
     over: watch::Sender<Option<Ended>>,
     born: Instant,
@@ -112,30 +73,25 @@ impl std::fmt::Debug for Mux {
 }
 
 impl Mux {
-    pub(crate) fn new(peer: &Hello, dialled: bool, endpoints: Endpoints, handlers: Tasks) -> (Arc<Self>, Queues) {
+    pub(crate) fn new(peer: &Hello, dialled: bool, endpoints: Endpoints, handlers: Tasks) -> Arc<Self> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
-        let ((control, control_out), (data, data_out)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-        let next = if dialled { 1 } else { 2 };
         let now = Instant::now();
-        let table = Mutex::new(Table { streams: HashMap::new(), next, ended: None, retiring: None, empty_since: now });
-        let mux = Self {
+        Arc::new(Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             peer: peer.node.clone(),
             incarnation: peer.incarnation,
             dialled,
             payload_max: limits::FRAME_PAYLOAD_MAX.min(peer.payload_max as usize),
-            window: (peer.window as usize).min(Semaphore::MAX_PERMITS),
+            window: Window::new(peer.window, peer.window_bytes),
             room: Semaphore::new(limits::LINK_QUEUE_BYTES),
-            control,
-            data,
-            table,
+            out: Outgoing::new(),
+            table: Mutex::new(Table::new(if dialled { 1 } else { 2 }, now)),
             over: watch::channel(None).0,
             born: now,
             heard_ms: AtomicU64::new(0),
             endpoints,
             handlers,
-        };
-        (Arc::new(mux), Queues { control: control_out, data: data_out })
+        })
     }
 
     /// Opens a stream and waits for its answer.
@@ -158,7 +114,8 @@ impl Mux {
             Err(_) => return Err(self.closed()),
         }
         let (sender, receiver) = oneshot::channel();
-        let stage = Stage::Asking(sender, head.context.clone(), deadline);
+        let asking = Asking { answer: sender, context: head.context.clone(), deadline };
+        let stage = Stage::Asking(Box::new(asking));
         let stream = match self.insert_asking(stage) {
             Ok(stream) => stream,
             Err(error) => {
@@ -168,7 +125,12 @@ impl Mux {
         };
         // Whoever stops waiting, by dropping this future or by its limit, withdraws the question.
         let _withdraw = Withdraw(self, stream);
-        self.send_control(Frame::Open { stream, head, body }, room);
+        if !self.out.try_control(&Frame::Open { stream, head: Box::new(head), body }, room as usize) {
+            self.remove(stream);
+            self.room.add_permits(room as usize);
+            let fault = Fault::new(FaultKind::Overloaded, "the link has too much to write already");
+            return Err(OpenError::Stream(StreamError::Rejected(fault)));
+        }
         receiver.await.unwrap_or_else(|_| Err(self.closed()))
     }
 
@@ -189,7 +151,7 @@ impl Mux {
             return Err(OpenError::Stream(StreamError::Broken("the link has used all its stream ids".to_owned())));
         };
         table.next = next;
-        table.streams.insert(stream, Entry { stage, inbound: None, lane: None });
+        table.streams.insert(stream, Entry::new(stage));
         Ok(stream)
     }
 
@@ -204,23 +166,23 @@ impl Mux {
     pub(super) fn reader_over(&self, stream: StreamId) {
         let mut table = self.table();
         if let Some(entry) = table.streams.get_mut(&stream) {
-            entry.inbound = None;
+            entry.inbox = None;
         }
-        table.drop_if_over(stream, &self.control);
+        table.drop_if_over(stream, &self.out);
     }
 
     /// A sender of this side will send no more.
     pub(super) fn sender_over(&self, stream: StreamId) {
         let mut table = self.table();
         let lane = table.streams.get_mut(&stream).and_then(|entry| entry.lane.take());
-        table.drop_if_over(stream, &self.control);
+        table.drop_if_over(stream, &self.out);
         drop((table, lane));
     }
 
     pub(super) fn remove(&self, stream: StreamId) -> Option<Entry> {
         let mut table = self.table();
         let entry = table.streams.remove(&stream);
-        table.note_empty(&self.control);
+        table.note_empty(&self.out);
         entry
     }
 
@@ -232,10 +194,10 @@ impl Mux {
         }
         let entry = table.streams.remove(&stream);
         // The accept may be under way: the cancel stops its sender, the failure its reader.
-        self.send_control(Frame::Cancel { stream }, 0);
-        let why = FailWhy::Dropped("the opener went away".to_owned());
-        self.send_control(Frame::Fail { stream, why }, 0);
-        table.note_empty(&self.control);
+        self.out.control(&Frame::Cancel { stream });
+        let why = Box::new(FailWhy::Dropped("the opener went away".to_owned()));
+        self.out.control(&Frame::Fail { stream, why });
+        table.note_empty(&self.out);
         drop((table, entry));
     }
 
@@ -244,18 +206,19 @@ impl Mux {
         let streams = {
             let mut table = self.table();
             table.ended.get_or_insert_with(|| ended.clone());
-            std::mem::take(&mut table.streams)
+            table.streams.drain().collect::<Vec<_>>()
         };
         self.room.close();
+        self.out.close();
         let broken = || StreamError::Broken(ended.reason.to_string());
-        for entry in streams.into_values() {
-            if let Stage::Asking(answer, ..) = entry.stage {
+        for (_, entry) in streams {
+            if let Stage::Asking(asking) = entry.stage {
                 let error = if ended.orderly { OpenError::Closed } else { OpenError::Stream(broken()) };
-                answer.send(Err(error)).ok();
+                asking.answer.send(Err(error)).ok();
             }
             entry.lane.inspect(|lane| lane.stop(broken()));
-            // Behind the data that has arrived, and never full because credits leave room for it.
-            entry.inbound.inspect(|inbound| drop(inbound.try_send(Item::Broken(ended.reason.clone()))));
+            // Behind the data that has arrived.
+            entry.inbox.inspect(|inbox| inbox.finish(Last::Broken(ended.reason.clone())));
         }
         self.over.send_if_modified(|over| over.is_none() && over.replace(ended.clone()).is_none());
     }
@@ -274,7 +237,7 @@ impl Mux {
             }
             return;
         }
-        table.say_goodbye(why, &self.control);
+        table.say_goodbye(why, &self.out);
     }
 
     /// Why it is over, if it is.
@@ -310,42 +273,16 @@ impl Mux {
         self.born.elapsed().saturating_sub(Duration::from_millis(self.heard_ms.load(Ordering::Relaxed)))
     }
 
-    pub(super) fn send_control(&self, frame: Frame, room: u32) {
-        // A writer that has ended ends the link; nobody needs this frame then.
-        self.control.send(Queued { frame, room }).ok();
-    }
-
-    pub(super) fn send_data(&self, frame: Frame, room: u32) {
-        self.data.send(Queued { frame, room }).ok();
+    /// A batch has been written.
+    pub(super) fn written(&self, batch: &mut Batch) {
+        let room = self.out.written(batch);
+        if room > 0 {
+            self.room.add_permits(room);
+        }
     }
 
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Table {
-    pub(super) fn drop_if_over(&mut self, stream: StreamId, control: &mpsc::UnboundedSender<Queued>) {
-        let over =
-            |entry: &Entry| matches!(entry.stage, Stage::Open) && entry.inbound.is_none() && entry.lane.is_none();
-        if self.streams.get(&stream).is_some_and(over) {
-            self.streams.remove(&stream);
-            self.note_empty(control);
-        }
-    }
-
-    pub(super) fn note_empty(&mut self, control: &mpsc::UnboundedSender<Queued>) {
-        if self.streams.is_empty() {
-            self.empty_since = Instant::now();
-            if let (None, Some(why)) = (&self.ended, self.retiring.clone()) {
-                self.say_goodbye(why, control);
-            }
-        }
-    }
-
-    fn say_goodbye(&mut self, why: Closing, control: &mpsc::UnboundedSender<Queued>) {
-        self.ended = Some(Ended { reason: format!("closed by this side: {why:?}").into(), orderly: true });
-        control.send(Queued { frame: Frame::Goodbye(why), room: 0 }).ok();
     }
 }
 

@@ -5,8 +5,10 @@
 
 mod key;
 mod seal;
+mod socket;
 mod tls;
 
 pub use key::{ClusterKey, KeyError};
 pub use seal::{DATAGRAM_MAX, Dropped, OVERHEAD as SEAL_OVERHEAD, Opener, SealKey, Sealer, SenderId};
+pub use socket::Socket;
 pub use tls::{Alpn, Connection, Tls, TlsError, is_node};

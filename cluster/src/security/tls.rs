@@ -9,6 +9,12 @@
 //! acceptor checks the name claimed in a hello with [`is_node`]. Any holder of the key could make a
 //! certificate for any name: names keep nodes from mistaking one another, the key keeps strangers out.
 //!
+//! A second connection between two processes resumes the session of the first (TLS 1.3 tickets, with a fresh key
+//! exchange): it costs no signatures, and proves that both are the processes that proved their names before, whose
+//! certificates it keeps. A dialler keeps tickets under the name that it dialled. An acceptor's tickets are numbers of
+//! sessions in its own memory. So tickets die with the process on either side, and with the configurations made here:
+//! whoever takes a key away makes new ones, and no session under the old key is resumed.
+//!
 //! Called by the listener, by links and by the sessions' dialer. Never installs a process-wide provider.
 //! Bounds: a handshake takes at most [`limits::HANDSHAKE_TIME_MAX`], a connect at most what the caller says.
 
@@ -22,7 +28,7 @@ use rustls::{
     client::{Resumption, verify_server_name},
     crypto::CryptoProvider,
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName},
-    server::{ParsedCertificate, WebPkiClientVerifier},
+    server::{ParsedCertificate, ServerSessionMemoryCache, WebPkiClientVerifier},
     version::TLS13,
 };
 use sha2::{Digest, Sha256};
@@ -32,11 +38,14 @@ use thiserror::Error;
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-use super::ClusterKey;
+use super::{ClusterKey, Socket};
 use crate::wire::limits;
 
 /// An encrypted connection between two processes of the cluster.
-pub type Connection = TlsStream<TcpStream>;
+pub type Connection = TlsStream<Socket>;
+
+/// Peers whose last sessions are remembered, on either side.
+const TICKETS: usize = 1024;
 
 /// The name that every process of a cluster has.
 const ANY_NODE: &str = "node.starling";
@@ -116,7 +125,8 @@ impl Tls {
             .with_single_cert(chain, leaf_key)
             .map_err(|e| setup(&e))?;
         server.alpn_protocols = Alpn::ALL.map(|alpn| alpn.name().to_vec()).to_vec();
-        server.send_tls13_tickets = 0;
+        server.send_tls13_tickets = 2;
+        server.session_storage = ServerSessionMemoryCache::new(TICKETS);
         Ok(Self { clients, server: Arc::new(server) })
     }
 
@@ -136,7 +146,7 @@ impl Tls {
         let name = node.map_or_else(|| ANY_NODE.to_owned(), dns_name);
         let name = ServerName::try_from(name).map_err(|error| TlsError::Setup(error.to_string()))?;
         let connector = TlsConnector::from(self.clients[alpn as usize].clone());
-        let handshake = Box::pin(connector.connect(name, stream));
+        let handshake = Box::pin(connector.connect(name, Socket::new(stream)));
         let stream = within(handshake).await?;
         // The other side may have no such protocol; then it chose none.
         if stream.get_ref().1.alpn_protocol() != Some(alpn.name()) {
@@ -148,7 +158,7 @@ impl Tls {
     /// Takes an accepted TCP connection through the handshake.
     pub async fn accept(&self, stream: TcpStream) -> Result<(Connection, Alpn), TlsError> {
         tune(&stream).map_err(TlsError::Handshake)?;
-        let handshake = Box::pin(TlsAcceptor::from(self.server.clone()).accept(stream));
+        let handshake = Box::pin(TlsAcceptor::from(self.server.clone()).accept(Socket::new(stream)));
         let stream = within(handshake).await?;
         let chosen = stream.get_ref().1.alpn_protocol();
         let alpn = Alpn::ALL.into_iter().find(|alpn| Some(alpn.name()) == chosen).ok_or(TlsError::Protocol)?;
@@ -230,8 +240,7 @@ fn client_config(
         .with_root_certificates(roots.clone())
         .with_client_auth_cert(chain, key)?;
     config.alpn_protocols = vec![alpn.name().to_vec()];
-    // A resumed handshake would prove less than a full one.
-    config.resumption = Resumption::disabled();
+    config.resumption = Resumption::in_memory_sessions(TICKETS);
     Ok(Arc::new(config))
 }
 
@@ -284,6 +293,44 @@ mod tests {
             assert!(is_node(&accepted, &b) && !is_node(&accepted, &a));
             assert!(is_node(&connected.unwrap(), &a));
         }
+    }
+
+    fn resumed(connection: &Connection) -> bool {
+        connection.get_ref().1.handshake_kind() == Some(rustls::HandshakeKind::Resumed)
+    }
+
+    #[tokio::test]
+    async fn a_second_connection_resumes_and_still_proves_both_names() {
+        let key = ClusterKey::generate();
+        let (a, b) = (name("a"), name("b"));
+        let (server, client) = (Tls::new(&key, &a).unwrap(), Tls::new(&key, &b).unwrap());
+        for turn in 0..4 {
+            let (accepted, connected) = meet(&server, &client, Some(&a)).await;
+            let (accepted, connected) = (accepted.unwrap().0, connected.unwrap());
+            assert_eq!((resumed(&accepted), resumed(&connected)), (turn > 0, turn > 0), "{turn}");
+            assert!(is_node(&accepted, &b) && !is_node(&accepted, &a));
+            assert!(is_node(&connected, &a) && !is_node(&connected, &b));
+        }
+        // A ticket of one name does not help to dial another one.
+        assert!(meet(&server, &client, Some(&name("c"))).await.1.is_err());
+        // Nobody else has the ticket, and a process that starts again has none.
+        let other = Tls::new(&key, &b).unwrap();
+        let (accepted, _) = meet(&server, &other, Some(&a)).await;
+        assert!(!resumed(&accepted.unwrap().0));
+    }
+
+    #[tokio::test]
+    async fn tickets_die_with_the_configuration_that_gave_them() {
+        let (old, new) = (ClusterKey::generate(), ClusterKey::generate());
+        let (a, b) = (name("a"), name("b"));
+        let client = Tls::new(&old, &b).unwrap();
+        meet(&Tls::new(&old, &a).unwrap(), &client, Some(&a)).await.1.unwrap();
+        // The same name and key, made anew: not resumed, but met.
+        let (accepted, connected) = meet(&Tls::new(&old, &a).unwrap(), &client, Some(&a)).await;
+        assert!(!resumed(&accepted.unwrap().0) && !resumed(&connected.unwrap()));
+        // The key is gone: the ticket that was given under it opens nothing.
+        let (accepted, connected) = meet(&Tls::new(&new, &a).unwrap(), &client, Some(&a)).await;
+        assert!(accepted.is_err() && connected.is_err());
     }
 
     #[tokio::test]

@@ -36,7 +36,7 @@ impl Drop for OpenGuard {
     }
 }
 
-/// Counts the frames of one sender that were not credited back yet. Subscriptions are not counted.
+/// Counts the window bytes that one sender has taken and that were not given back yet. Subscriptions are not counted.
 pub(crate) struct CreditCount {
     gauge: Option<Gauge>,
     outstanding: AtomicI64,
@@ -54,31 +54,35 @@ impl CreditCount {
         Self { gauge, outstanding: AtomicI64::new(0) }
     }
 
-    pub(crate) fn sent(&self) {
-        self.outstanding.fetch_add(1, Ordering::Relaxed);
+    #[allow(clippy::cast_precision_loss)] // a window at most
+    pub(crate) fn sent(&self, amount: usize) {
         if let Some(gauge) = &self.gauge {
-            gauge.increment(1.0);
+            self.outstanding.fetch_add(i64::try_from(amount).unwrap_or(i64::MAX), Ordering::Relaxed);
+            gauge.increment(amount as f64);
         }
     }
 
     /// Credits that come after the sender has gone were given back by [`Self::sender_gone`] already.
-    pub(crate) fn credited(&self, frames: usize) {
-        let frames = i64::try_from(frames).unwrap_or(i64::MAX);
-        let less = |out: i64| Some((out - frames).max(0));
+    pub(crate) fn credited(&self, amount: usize) {
+        if self.gauge.is_none() {
+            return;
+        }
+        let amount = i64::try_from(amount).unwrap_or(i64::MAX);
+        let less = |out: i64| Some((out - amount).max(0));
         let before = self.outstanding.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        self.give_back(before.unwrap_or(0).min(frames));
+        self.give_back(before.unwrap_or(0).min(amount));
     }
 
     pub(crate) fn sender_gone(&self) {
         self.give_back(self.outstanding.swap(0, Ordering::Relaxed));
     }
 
-    #[allow(clippy::cast_precision_loss)] // at most a window of frames
-    fn give_back(&self, frames: i64) {
+    #[allow(clippy::cast_precision_loss)] // a window at most
+    fn give_back(&self, amount: i64) {
         if let Some(gauge) = &self.gauge
-            && frames > 0
+            && amount > 0
         {
-            gauge.decrement(frames as f64);
+            gauge.decrement(amount as f64);
         }
     }
 }

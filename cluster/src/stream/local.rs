@@ -1,28 +1,29 @@
 //! Streams inside one process: two bounded channels with the semantics of a link and no serialization.
 //!
 //! Called by [`crate::mesh::Mesh::open`] when the node addressed is this one. The handler's future runs in
-//! the node's task set, never detached. Bounds: a window of frames a direction.
+//! the node's task set, never detached. Bounds: a window a direction ([`super::window`]).
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use starling_ids::{EndpointName, NodeId};
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::Instant,
-};
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Acceptor, Context, Endpoints, Fault, FaultKind, Incoming, Opened, StreamError, StreamRx, StreamTx,
-    channel::{Feedback, Item, Lane, Outlet, STREAM_WINDOW_FRAMES},
+    channel::Outlet,
     gauges::OpenGuard,
+    inbox::{Inbox, Last},
+    lane::Lane,
+    reader::Feedback,
+    window::Window,
 };
 use crate::{supervise::Tasks, wire::limits::FRAME_PAYLOAD_MAX};
 
 /// One direction seen from its sender: straight into the reader's queue.
 #[derive(Debug)]
-struct Direct(mpsc::Sender<Item>);
+struct Direct(Arc<Inbox>);
 
 impl Outlet for Direct {
     fn frame_max(&self) -> usize {
@@ -37,9 +38,13 @@ impl Outlet for Direct {
         true
     }
 
-    fn push(&self, item: Item) {
-        // Fails only when the reader is gone, who needs nothing: credits leave room for a window and an end.
-        self.0.try_send(item).ok();
+    fn push(&self, frame: Bytes) {
+        // Never over the window, because the lane has the same one; dropped when the reader is gone.
+        self.0.deliver(frame);
+    }
+
+    fn finish(&self, last: Last) {
+        self.0.finish(last);
     }
 }
 
@@ -48,8 +53,8 @@ impl Outlet for Direct {
 struct Back(Arc<Lane>);
 
 impl Feedback for Back {
-    fn taken(&self) {
-        self.0.grant(1);
+    fn credit(&self, amount: u32) {
+        self.0.grant(amount);
     }
 
     fn cancel(&self) {
@@ -61,17 +66,16 @@ impl Feedback for Back {
 
 fn pair(context: &Context, deadline: Option<Instant>) -> ((StreamTx, StreamRx), (StreamTx, StreamRx)) {
     let (near_open, far_open) = (OpenGuard::new(context), OpenGuard::new(context));
-    let (near_lane, far_lane) = (Lane::new(context, STREAM_WINDOW_FRAMES), Lane::new(context, STREAM_WINDOW_FRAMES));
-    let (to_far, far_queue) = mpsc::channel(STREAM_WINDOW_FRAMES + 1);
-    let (to_near, near_queue) = mpsc::channel(STREAM_WINDOW_FRAMES + 1);
+    let (near_lane, far_lane) = (Lane::new(context, Window::OURS), Lane::new(context, Window::OURS));
+    let (to_far, to_near) = (Inbox::new(), Inbox::new());
     let near = (
-        StreamTx::new(Arc::new(Direct(to_far)), near_lane.clone(), deadline, near_open.clone()),
-        StreamRx::new(near_queue, Arc::new(Back(far_lane.clone())), deadline, near_open)
+        StreamTx::new(Arc::new(Direct(to_far.clone())), near_lane.clone(), deadline, near_open.clone()),
+        StreamRx::new(to_near.clone(), Arc::new(Back(far_lane.clone())), deadline, near_open)
             .with_default_inactivity(context),
     );
     let far = (
         StreamTx::new(Arc::new(Direct(to_near)), far_lane, deadline, far_open.clone()),
-        StreamRx::new(far_queue, Arc::new(Back(near_lane)), deadline, far_open),
+        StreamRx::new(to_far, Arc::new(Back(near_lane)), deadline, far_open),
     );
     (near, far)
 }

@@ -11,16 +11,21 @@ mod context;
 mod endpoints;
 mod fault;
 pub(crate) mod gauges;
+pub(crate) mod inbox;
+pub(crate) mod lane;
 pub(crate) mod local;
+pub(crate) mod reader;
+pub(crate) mod window;
 
 #[cfg(test)]
 mod tests;
 
 pub use baggage::{Baggage, BaggageError};
-pub use channel::{STREAM_WINDOW_FRAMES, StreamRx, StreamTx, TrySendError};
+pub use channel::{StreamTx, TrySendError};
 pub use context::Context;
 pub use endpoints::{Acceptor, Endpoints, Incoming, StreamHandler};
 pub use fault::{Advice, Fault, FaultKind, Layer, StreamError};
+pub use reader::StreamRx;
 
 use bytes::Bytes;
 

@@ -7,7 +7,10 @@ use futures::future::BoxFuture;
 use starling_ids::{EndpointName, NodeId, RequestId};
 
 use super::{local, *};
-use crate::supervise::{TaskOwner, Tasks};
+use crate::{
+    supervise::{TaskOwner, Tasks},
+    wire::limits::{STREAM_WINDOW_BYTES, STREAM_WINDOW_FRAMES},
+};
 
 type Halves = (StreamTx, StreamRx);
 
@@ -154,7 +157,7 @@ async fn a_reader_that_leaves_after_the_end_cancels_nobody() {
 }
 
 #[tokio::test]
-async fn credits_stop_the_sender_until_the_reader_takes_a_frame() {
+async fn credits_stop_the_sender_until_the_reader_has_taken_a_quarter_of_its_window() {
     let mut setup = setup();
     let (mut near, (tx, _rx)) = setup.pair(context()).await;
     for _ in 0..STREAM_WINDOW_FRAMES {
@@ -163,14 +166,58 @@ async fn credits_stop_the_sender_until_the_reader_takes_a_frame() {
     assert_eq!(tx.try_send(frame(1)), Err(TrySendError::Full(frame(1))));
     let mut waiting = Box::pin(tx.send(frame(9)));
     assert!(futures::poll!(&mut waiting).is_pending());
-    near.rx.recv().await.unwrap().unwrap();
+    for _ in 0..STREAM_WINDOW_FRAMES / 4 {
+        near.rx.recv().await.unwrap().unwrap();
+    }
     waiting.await.unwrap();
-    for _ in 1..STREAM_WINDOW_FRAMES {
+    for _ in 0..STREAM_WINDOW_FRAMES * 3 / 4 {
         assert_eq!(near.rx.recv().await, Some(Ok(frame(0))));
     }
     assert_eq!(near.rx.recv().await, Some(Ok(frame(9))));
     tx.end();
     assert_eq!(near.rx.recv().await, None);
+}
+
+#[tokio::test]
+async fn a_stuck_reader_holds_at_most_its_window_of_bytes() {
+    let mut setup = setup();
+    for len in [17_000, 100_000, STREAM_WINDOW_BYTES - 1] {
+        let (_near, (tx, _rx)) = setup.pair(context()).await;
+        let sent = (0..100).take_while(|_| tx.try_send(Bytes::from(vec![0; len])).is_ok()).count();
+        assert!(sent > 0 && sent * len <= STREAM_WINDOW_BYTES, "{sent} frames of {len} bytes");
+    }
+}
+
+#[tokio::test]
+async fn a_frame_larger_than_the_window_passes_when_little_lies_unread() {
+    let mut setup = setup();
+    let (mut near, (tx, _rx)) = setup.pair(context()).await;
+    let large = Bytes::from(vec![0; 4 * STREAM_WINDOW_BYTES]);
+    for _ in 0..5 {
+        tx.send(frame(1)).await.unwrap();
+        tx.send(large.clone()).await.unwrap();
+        assert!(tx.try_send(large.clone()).is_err(), "but only one");
+        assert_eq!(near.rx.recv().await, Some(Ok(frame(1))));
+        assert_eq!(near.rx.recv().await, Some(Ok(large.clone())));
+    }
+}
+
+#[tokio::test]
+async fn each_direction_may_end_long_before_the_other() {
+    for far_first in [false, true] {
+        let mut setup = setup();
+        let (near, far) = setup.pair(context()).await;
+        let near = (near.tx, near.rx);
+        let ((first, mut first_rx), (second, mut second_rx)) = if far_first { (far, near) } else { (near, far) };
+        first.end();
+        assert_eq!(second_rx.recv().await, None);
+        for n in 0..100 {
+            second.send(frame(n)).await.unwrap();
+            assert_eq!(first_rx.recv().await, Some(Ok(frame(n))));
+        }
+        second.end();
+        assert_eq!(first_rx.recv().await, None);
+    }
 }
 
 #[tokio::test]

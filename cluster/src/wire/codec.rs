@@ -1,6 +1,7 @@
 //! Frames to bytes and back: `length u32 | kind u8 | stream u32 | rest`, big-endian, headers in MessagePack.
 //!
-//! Called by a link's reader and writer with whatever bytes there are. Pure: no sockets, no time.
+//! Called by a link's reader with whatever bytes there are, and by whoever queues a frame for its writer. Pure: no
+//! sockets, no time.
 //! Bounds: a frame over [`limits::FRAME_MAX`] or a header over [`limits::FRAME_HEADER_MAX`] is an error before
 //! anything is allocated for it. Payloads above [`limits::COPY_BELOW`] are slices of the read buffer.
 
@@ -49,6 +50,18 @@ pub fn encode(frame: &Frame, out: &mut BytesMut) {
     }
 }
 
+/// Bytes before the payload of a data frame.
+const DATA_HEAD: usize = 4 + FIXED;
+
+/// Appends the head of a data frame whose payload of `len` bytes follows on the wire.
+pub fn encode_data_head(stream: StreamId, len: usize, out: &mut BytesMut) {
+    let mut head = [0; DATA_HEAD];
+    head[..4].copy_from_slice(&u32::try_from(FIXED + len).unwrap_or(u32::MAX).to_be_bytes());
+    head[4] = kind::DATA;
+    head[5..].copy_from_slice(&stream.to_be_bytes());
+    out.extend_from_slice(&head);
+}
+
 /// Appends all of a frame but its payload, and returns that: it follows on the wire without a copy.
 pub fn encode_head(frame: &Frame, out: &mut BytesMut) -> Option<Bytes> {
     let at = out.len();
@@ -83,9 +96,9 @@ pub fn encode_head(frame: &Frame, out: &mut BytesMut) -> Option<Bytes> {
             put(kind::DATA, *stream);
             payload = Some(data.clone());
         }
-        Frame::Credit { stream, frames } => {
+        Frame::Credit { stream, amount } => {
             put(kind::CREDIT, *stream);
-            out.put_u32(*frames);
+            out.put_u32(*amount);
         }
         Frame::Cancel { stream } => put(kind::CANCEL, *stream),
         Frame::End { stream } => put(kind::END, *stream),
@@ -149,11 +162,24 @@ impl Decoder {
         if self.buffer.len() < 4 + length {
             return Ok(None);
         }
+        if length <= FIXED + limits::COPY_BELOW
+            && let Some(data) = small_data(&self.buffer[4..4 + length])
+        {
+            self.buffer.advance(4 + length);
+            return Ok(Some(data));
+        }
         self.buffer.advance(4);
         let mut rest = self.buffer.split_to(length);
         let (kind, stream) = (rest.get_u8(), rest.get_u32());
         parse(kind, stream, rest).map(Some)
     }
+}
+
+/// A token's frame, which nearly all are: its payload is copied out of the buffer and nothing else is touched.
+fn small_data(frame: &[u8]) -> Option<Frame> {
+    let (head, payload) = frame.split_first_chunk::<FIXED>()?;
+    let [kind::DATA, stream @ ..] = *head else { return None };
+    Some(Frame::Data { stream: u32::from_be_bytes(stream), payload: Bytes::copy_from_slice(payload) })
 }
 
 fn parse(kind: u8, stream: StreamId, mut rest: BytesMut) -> Result<Frame, WireError> {
@@ -172,9 +198,9 @@ fn parse(kind: u8, stream: StreamId, mut rest: BytesMut) -> Result<Frame, WireEr
         kind::REJECT => Frame::Reject { stream, fault: header(kind, &rest)? },
         kind::DATA => Frame::Data { stream, payload: payload(kind, rest)? },
         kind::CREDIT => {
-            let frames = rest.try_get_u32().map_err(|_| malformed.clone())?;
+            let amount = rest.try_get_u32().map_err(|_| malformed.clone())?;
             empty(kind, &rest)?;
-            Frame::Credit { stream, frames }
+            Frame::Credit { stream, amount }
         }
         kind::CANCEL => empty(kind, &rest).map(|()| Frame::Cancel { stream })?,
         kind::END => empty(kind, &rest).map(|()| Frame::End { stream })?,
@@ -213,139 +239,4 @@ fn empty(kind: u8, bytes: &[u8]) -> Result<(), WireError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use proptest::prelude::*;
-    use starling_ids::{EndpointName, Incarnation, NodeId, RequestId};
-
-    use super::*;
-    use crate::{
-        stream::{Context, Fault, FaultKind},
-        wire::{Closing, FailWhy, Hello, OpenHead, Party},
-    };
-
-    fn fault() -> impl Strategy<Value = Fault> {
-        (".{0,40}", proptest::option::of(any::<u64>()), proptest::option::of(".{0,9}")).prop_map(
-            |(message, retry_after_ms, param)| Fault {
-                param,
-                retry_after_ms,
-                ..Fault::new(FaultKind::Invalid, message)
-            },
-        )
-    }
-
-    fn context() -> impl Strategy<Value = Context> {
-        (any::<u128>(), any::<u64>(), ".{0,20}", any::<i32>(), any::<bool>()).prop_map(
-            |(request, seconds, tenant, priority, subscription)| Context {
-                tenant,
-                priority,
-                subscription,
-                trace_parent: subscription.then(|| "00-ab-cd-01".to_owned()),
-                ..Context::new(RequestId(request), Duration::from_secs(seconds))
-            },
-        )
-    }
-
-    fn bytes() -> impl Strategy<Value = Bytes> {
-        prop_oneof![
-            proptest::collection::vec(any::<u8>(), 0..50).prop_map(Bytes::from),
-            (limits::COPY_BELOW - 2..limits::COPY_BELOW + 3).prop_map(|len| Bytes::from(vec![len as u8; len])),
-        ]
-    }
-
-    fn frame() -> impl Strategy<Value = Frame> {
-        let node = NodeId::new("node-7").unwrap();
-        let hello = Hello {
-            wanted: Some((node.clone(), Incarnation(u64::MAX))),
-            ..Hello::new(Party::Node, node, Incarnation(3), "starling 1".into())
-        };
-        let endpoint = EndpointName::new("a/b/c").unwrap();
-        prop_oneof![
-            Just(Frame::Hello(hello)),
-            (any::<u32>(), context(), bytes()).prop_map(move |(stream, context, body)| Frame::Open {
-                stream,
-                head: OpenHead { endpoint: endpoint.clone(), context },
-                body
-            }),
-            (any::<u32>(), bytes()).prop_map(|(stream, reply)| Frame::Accept { stream, reply }),
-            (any::<u32>(), fault()).prop_map(|(stream, fault)| Frame::Reject { stream, fault }),
-            (any::<u32>(), bytes()).prop_map(|(stream, payload)| Frame::Data { stream, payload }),
-            (any::<u32>(), any::<u32>()).prop_map(|(stream, frames)| Frame::Credit { stream, frames }),
-            any::<u32>().prop_map(|stream| Frame::Cancel { stream }),
-            any::<u32>().prop_map(|stream| Frame::End { stream }),
-            (any::<u32>(), fault()).prop_map(|(stream, fault)| Frame::Fail { stream, why: FailWhy::Fault(fault) }),
-            (any::<u32>(), ".{0,9}").prop_map(|(stream, why)| Frame::Fail { stream, why: FailWhy::Dropped(why) }),
-            any::<u64>().prop_map(Frame::Ping),
-            any::<u64>().prop_map(Frame::Pong),
-            any::<u64>().prop_map(|n| Frame::Goodbye(Closing::Stale { current: Incarnation(n) })),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn frames_come_back_whatever_the_portions(
-            frames in proptest::collection::vec(frame(), 1..8),
-            cuts in proptest::collection::vec(1usize..300, 1..40),
-        ) {
-            let mut wire = BytesMut::new();
-            frames.iter().for_each(|frame| encode(frame, &mut wire));
-            let mut decoder = Decoder::default();
-            let (mut got, mut cuts) = (Vec::new(), cuts.iter().cycle());
-            while !wire.is_empty() {
-                let portion = wire.split_to((*cuts.next().unwrap()).min(wire.len()));
-                decoder.buffer().extend_from_slice(&portion);
-                while let Some(frame) = decoder.decode().unwrap() {
-                    got.push(frame);
-                }
-            }
-            prop_assert_eq!(got, frames);
-            prop_assert!(decoder.buffer.is_empty());
-        }
-
-        #[test]
-        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            let mut decoder = Decoder::default();
-            decoder.buffer().extend_from_slice(&bytes);
-            while let Ok(Some(_)) = decoder.decode() {}
-        }
-
-        #[test]
-        fn arbitrary_rests_of_every_kind_never_panic(
-            kind in 0u8..20,
-            rest in proptest::collection::vec(any::<u8>(), 0..200),
-        ) {
-            let mut decoder = Decoder::default();
-            decoder.buffer().put_u32((FIXED + rest.len()) as u32);
-            decoder.buffer().put_u8(kind);
-            decoder.buffer().put_u32(1);
-            decoder.buffer().extend_from_slice(&rest);
-            let _frame_or_error = decoder.decode();
-        }
-    }
-
-    #[test]
-    fn impossible_lengths_are_refused_before_they_are_awaited() {
-        for length in [0, FIXED - 1, limits::FRAME_MAX + 1, u32::MAX as usize] {
-            let mut decoder = Decoder::default();
-            decoder.buffer().put_u32(length as u32);
-            assert_eq!(decoder.decode(), Err(WireError::Length(length)));
-        }
-    }
-
-    #[test]
-    fn large_payloads_are_slices_and_small_ones_are_not() {
-        let (small, large) = (vec![1; limits::COPY_BELOW], vec![2; limits::COPY_BELOW + 1]);
-        let mut decoder = Decoder::default();
-        for payload in [&small, &large] {
-            encode(&Frame::Data { stream: 1, payload: payload.clone().into() }, decoder.buffer());
-        }
-        let range = decoder.buffer.as_ptr_range();
-        let mut inside = || match decoder.decode().unwrap().unwrap() {
-            Frame::Data { payload, .. } => range.contains(&payload.as_ptr()),
-            other => panic!("{other:?}"),
-        };
-        assert!(!inside());
-        assert!(inside());
-    }
-}
+mod tests;

@@ -8,7 +8,7 @@ use super::limits;
 use crate::stream::{Context, Fault};
 
 /// The protocol versions this software speaks, lowest and highest.
-pub const PROTOCOL: (u16, u16) = (1, 1);
+pub const PROTOCOL: (u16, u16) = (2, 2);
 
 /// One stream on one link. Odd ids are opened by the side that dialled, even ones by the other; never reused.
 pub type StreamId = u32;
@@ -17,13 +17,13 @@ pub type StreamId = u32;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Frame {
     /// First frame of each side.
-    Hello(Hello),
+    Hello(Box<Hello>),
     /// Asks for a stream.
     Open {
         /// Its id, chosen by the opener.
         stream: StreamId,
         /// Where to, and for what.
-        head: OpenHead,
+        head: Box<OpenHead>,
         /// The first body.
         body: Bytes,
     },
@@ -39,7 +39,7 @@ pub enum Frame {
         /// Which.
         stream: StreamId,
         /// Why.
-        fault: Fault,
+        fault: Box<Fault>,
     },
     /// One frame of a stream.
     Data {
@@ -52,8 +52,8 @@ pub enum Frame {
     Credit {
         /// Which.
         stream: StreamId,
-        /// How many more may be sent.
-        frames: u32,
+        /// How much of its window is free again, bytes.
+        amount: u32,
     },
     /// The reader of a direction left; its sender should stop. Before an accept: the opener left.
     Cancel {
@@ -70,7 +70,7 @@ pub enum Frame {
         /// Which.
         stream: StreamId,
         /// Why.
-        why: FailWhy,
+        why: Box<FailWhy>,
     },
     /// Asks for a pong with the same number.
     Ping(u64),
@@ -144,6 +144,9 @@ pub struct Hello {
     pub payload_max: u32,
     /// Frames of one direction of a stream that it takes before it gives credits back.
     pub window: u32,
+    /// Bytes of the same. A frame takes at least `window_bytes / window`, at most three quarters of `window_bytes`.
+    #[serde(default)]
+    pub window_bytes: u32,
 }
 
 impl Hello {
@@ -159,6 +162,7 @@ impl Hello {
             wanted: None,
             payload_max: u32::try_from(limits::FRAME_PAYLOAD_MAX).unwrap_or(u32::MAX),
             window: u32::try_from(limits::STREAM_WINDOW_FRAMES).unwrap_or(u32::MAX),
+            window_bytes: u32::try_from(limits::STREAM_WINDOW_BYTES).unwrap_or(u32::MAX),
         }
     }
 }
@@ -179,11 +183,14 @@ pub fn settle(ours: &Hello, theirs: &Hello) -> Result<u16, String> {
             theirs.protocol.1
         ));
     }
-    if theirs.window == 0 || theirs.payload_max == 0 {
-        return Err(format!("{} takes no frames: window and payload limit must be above zero", theirs.node));
+    if theirs.window == 0 || theirs.window_bytes < 4 || theirs.payload_max == 0 {
+        return Err(format!("{} takes no frames: windows and payload limit must be above zero", theirs.node));
     }
     Ok(highest)
 }
+
+// Frames are moved once for each token; what makes one large is boxed.
+const _: () = assert!(size_of::<Frame>() <= 48);
 
 #[cfg(test)]
 mod tests {
@@ -201,5 +208,6 @@ mod tests {
         let gap = settle(&hello((1, 2)), &hello((3, 4))).unwrap_err();
         assert!(gap.contains("1 to 2") && gap.contains("3 to 4"), "{gap}");
         assert!(settle(&hello((1, 1)), &Hello { window: 0, ..hello((1, 1)) }).is_err());
+        assert!(settle(&hello((1, 1)), &Hello { window_bytes: 0, ..hello((1, 1)) }).is_err());
     }
 }

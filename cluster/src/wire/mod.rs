@@ -4,7 +4,9 @@
 
 mod codec;
 mod frame;
+#[cfg(test)]
+pub(crate) mod fuzz;
 pub mod limits;
 
-pub use codec::{Decoder, WireError, encode, encode_head};
+pub use codec::{Decoder, WireError, encode, encode_data_head, encode_head};
 pub use frame::{Closing, FailWhy, Frame, Hello, OpenHead, PROTOCOL, Party, StreamId, settle};

@@ -1,5 +1,7 @@
 //! Two nodes in one process over loopback: everything that a link promises.
 
+mod model;
+mod promises;
 mod rest;
 mod setup;
 
@@ -14,8 +16,11 @@ use super::*;
 use crate::{
     config::Timings,
     security::{ClusterKey, Tls},
-    stream::{Context, Fault, FaultKind, Opened, STREAM_WINDOW_FRAMES, StreamError},
-    wire::{Hello, OpenHead, Party, limits},
+    stream::{Context, Fault, FaultKind, Opened, StreamError},
+    wire::{
+        Hello, OpenHead, Party,
+        limits::{self, STREAM_WINDOW_FRAMES},
+    },
 };
 
 #[tokio::test]
@@ -107,7 +112,7 @@ async fn a_slow_reader_stalls_only_its_own_stream() {
     let (a, mut b) = two(Timings::default()).await;
     let (near_slow, (slow, _slow_rx)) = a.stream(&mut b).await;
     let (mut near_fast, (fast, _fast_rx)) = a.stream(&mut b).await;
-    let payload = Bytes::from(vec![1; 20_000]);
+    let payload = Bytes::from(vec![1; 16_000]);
     let mut sent = 0;
     while slow.try_send(payload.clone()).is_ok() {
         sent += 1;

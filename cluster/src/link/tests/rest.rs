@@ -14,6 +14,7 @@ use super::setup::*;
 use crate::{
     config::Timings,
     stream::{Context, Opened, StreamError},
+    wire::limits::STREAM_WINDOW_BYTES,
 };
 
 /// Remembers gauges and counters of this thread, where a test's whole runtime lives.
@@ -87,7 +88,7 @@ async fn gauges_are_zero_at_rest_whatever_way_streams_end() {
         tx.send(frame(n)).await.unwrap();
         near_rx.recv().await.unwrap().unwrap();
     }
-    assert!(numbers.get(Metric::StreamCreditsOut) < 64.0);
+    assert!(numbers.get(Metric::StreamCreditsOut) < STREAM_WINDOW_BYTES as f64);
     near_tx.end();
     tx.end();
     assert_eq!((near_rx.recv().await, rx.recv().await), (None, None));
@@ -97,7 +98,7 @@ async fn gauges_are_zero_at_rest_whatever_way_streams_end() {
     // Cancelled with a window of frames under way.
     let (near, (tx, rx)) = a.stream(&mut b).await;
     while tx.try_send(frame(1)).is_ok() {}
-    assert_eq!(numbers.get(Metric::StreamCreditsOut), 64.0);
+    assert_eq!(numbers.get(Metric::StreamCreditsOut), STREAM_WINDOW_BYTES as f64);
     drop(near);
     soon(tx.cancelled()).await;
     drop((tx, rx));
