@@ -28,6 +28,7 @@ const PURE: &[&str] = &[
     "cluster/src/near.rs",
     "cluster/src/stream/baggage.rs",
     "cluster/src/stream/fault.rs",
+    "cluster/src/stream/window.rs",
     "cluster/src/wire",
     "kv/src",
     "actors/src/route",

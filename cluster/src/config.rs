@@ -40,7 +40,7 @@ pub struct ClusterConfig {
 /// Waits and periods of links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timings {
-    /// A link without streams is closed after this long.
+    /// A link without streams is closed after this long by the side that dialled it, after twice as long by the other.
     pub link_idle: Duration,
     /// A link with streams and nothing received for this long is pinged, and again after each such time.
     pub ping_every: Duration,

@@ -110,7 +110,9 @@ pub(crate) async fn serve(
         let (queue, plan) = (queue.clone(), decode_plan(&payload));
         if let Some((to, waiting)) = writer.take() {
             match plan {
-                Some(plan) if kind == LOOP => tasks.spawn(async move { all_streams(to, plan).await.unwrap_or_default() }),
+                Some(plan) if kind == LOOP => {
+                    tasks.spawn(async move { all_streams(to, plan).await.unwrap_or_default() })
+                }
                 _ => tasks.spawn(async move { write(to, waiting).await.unwrap_or_default() }),
             };
         }

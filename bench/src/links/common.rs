@@ -291,7 +291,8 @@ pub async fn measure_streams(client: impl Client, run: Run, source: u32) -> Resu
             wait_for(|| counts.opened.load(Relaxed) + 256 > stream as usize, "streams open").await?;
         }
     }
-    wait_for(|| counts.opened.load(Relaxed) + counts.failed.load(Relaxed) == run.streams as usize, "streams open").await?;
+    wait_for(|| counts.opened.load(Relaxed) + counts.failed.load(Relaxed) == run.streams as usize, "streams open")
+        .await?;
     measure(&counts, run, source, before).await
 }
 

@@ -48,7 +48,16 @@ const SCENARIOS: [Scenario; 4] = [
         name: "10k",
         carriers: &["mesh", "bare"],
         arguments: &[
-            "--streams", "10000", "--interval", "100000", "--warm", "1500", "--measure", "2000", "--stuck", "1",
+            "--streams",
+            "10000",
+            "--interval",
+            "100000",
+            "--warm",
+            "1500",
+            "--measure",
+            "2000",
+            "--stuck",
+            "1",
         ],
         rounds: 3,
     },
@@ -129,7 +138,11 @@ impl Drop for Side {
     }
 }
 
-fn start(carrier: &str, role: &str, arguments: &[&str]) -> Result<(Side, BufReader<std::process::ChildStdout>), Failure> {
+fn start(
+    carrier: &str,
+    role: &str,
+    arguments: &[&str],
+) -> Result<(Side, BufReader<std::process::ChildStdout>), Failure> {
     let mut command = Command::new(program(carrier)?);
     command.args(["side", role, "--carrier", carrier]).args(arguments).stdout(Stdio::piped()).stdin(Stdio::null());
     let mut child = command.spawn()?;

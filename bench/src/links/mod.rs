@@ -17,11 +17,11 @@ use starling_ids::NodeId;
 use tokio::net::{TcpListener, TcpStream};
 
 pub use self::common::Failure;
+pub use self::drive::drive;
 use self::{
     bare::BareClient,
     common::{Counts, Plan, Report, SideArgs, both_resident, measure, pin, run_sink, runtime},
 };
-pub use self::drive::drive;
 
 /// Runs as one of the two sides of a measurement.
 ///

@@ -114,14 +114,18 @@ async fn write_batch(to: &mut WriteHalf<Connection>, batch: &Batch) -> std::io::
 }
 
 /// Pings a silent link that has streams, ends it when nothing answers, and closes one without streams.
+///
+/// The side that dialled closes it: its own opens cannot cross its goodbye. The other side does so only when that has
+/// not happened for as long again.
 pub(super) async fn watch(mux: Arc<Mux>, timings: Timings) -> Ended {
+    let idle_max = if mux.dialled { timings.link_idle } else { timings.link_idle.saturating_mul(2) };
     let mut ticks = interval(timings.ping_every.min(timings.link_idle).max(Duration::from_millis(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut asked: Option<Instant> = None;
     for number in 0.. {
         ticks.tick().await;
         let (streams, empty_for) = mux.load();
-        if streams == 0 && empty_for >= timings.link_idle {
+        if streams == 0 && empty_for >= idle_max {
             mux.close(Closing::Idle);
         }
         if streams == 0 || mux.silence() < timings.ping_every {

@@ -279,10 +279,8 @@ impl Pile {
     }
 
     fn seal(&mut self) {
-        let piece = Piece {
-            bytes: Content::Frames(std::mem::take(&mut self.open)),
-            room: std::mem::take(&mut self.room),
-        };
+        let piece =
+            Piece { bytes: Content::Frames(std::mem::take(&mut self.open)), room: std::mem::take(&mut self.room) };
         self.full.push_back(piece);
     }
 
@@ -368,7 +366,9 @@ mod tests {
     fn control_overtakes_data_and_all_come_whole_and_in_order() {
         let out = Outgoing::new();
         let large = data(1, 3 * limits::WRITE_COALESCE);
-        for frame in [data(1, 3), large.clone(), data(1, LARGE), data(2, 0), Frame::Ping(1), Frame::Cancel { stream: 9 }] {
+        for frame in
+            [data(1, 3), large.clone(), data(1, LARGE), data(2, 0), Frame::Ping(1), Frame::Cancel { stream: 9 }]
+        {
             push(&out, frame);
         }
         out.behind_data(&Frame::End { stream: 2 });

@@ -90,7 +90,11 @@ impl Table {
         let Some(entry) = self.streams.get(&stream) else { return Ok(false) };
         let Some(inbox) = &entry.inbox else {
             // A reader that has gone has sent its cancel.
-            return if matches!(entry.stage, Stage::Open) { Ok(false) } else { Err(Violation("data before an accept")) };
+            return if matches!(entry.stage, Stage::Open) {
+                Ok(false)
+            } else {
+                Err(Violation("data before an accept"))
+            };
         };
         let len = payload.len();
         if inbox.deliver(payload) == Delivery::Over {
@@ -178,7 +182,7 @@ impl Hasher for StreamHash {
 
     fn write_u32(&mut self, id: u32) {
         const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
-        let product = u128::from(self.key ^ self.hash.rotate_left(32) ^ u64::from(id)) * u128::from(self.key | 1 | ODD);
+        let product = u128::from(self.key ^ self.hash.rotate_left(32) ^ u64::from(id)) * u128::from(ODD);
         #[allow(clippy::cast_possible_truncation)] // both halves are folded
         let folded = product as u64 ^ (product >> 64) as u64;
         self.hash = folded;
@@ -193,10 +197,8 @@ mod tests {
     fn ids_in_a_row_spread_over_all_bits_of_their_hashes() {
         for key in [0, 1, u64::MAX, 0x1234_5678_9abc_def0] {
             let hashes = StreamHashes(key);
-            let seen: std::collections::HashSet<(u64, u64)> = (0..4096u32)
-                .map(|n| hashes.hash_one(2 * n + 1))
-                .map(|hash| (hash >> 57, hash & 0xfff))
-                .collect();
+            let seen: std::collections::HashSet<(u64, u64)> =
+                (0..4096u32).map(|n| hashes.hash_one(2 * n + 1)).map(|hash| (hash >> 57, hash & 0xfff)).collect();
             assert!(seen.len() > 3800, "{key}: {}", seen.len());
         }
     }

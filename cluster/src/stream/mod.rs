@@ -27,6 +27,8 @@ pub use endpoints::{Acceptor, Endpoints, Incoming, StreamHandler};
 pub use fault::{Advice, Fault, FaultKind, Layer, StreamError};
 pub use reader::StreamRx;
 
+pub use crate::wire::limits::{STREAM_WINDOW_BYTES, STREAM_WINDOW_FRAMES};
+
 use bytes::Bytes;
 
 /// An accepted stream, seen from the side that opened it.

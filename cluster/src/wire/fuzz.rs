@@ -1,6 +1,7 @@
 //! Tests with fresh seeds: as many as are asked for, or for as long as `STARLING_FUZZ_SECONDS` says.
 //!
-//! A failing run prints its seed; `STARLING_FUZZ_SEED` runs that one alone. Only for tests.
+//! A failing run prints its seed; `STARLING_FUZZ_SEED` runs that one alone.
+//! Shell: only in tests, which draw their seeds and look at the clock.
 
 use std::time::{Duration, Instant};
 

@@ -203,6 +203,8 @@ fn told(mux: &std::sync::Arc<Mux>, frames: &[Frame]) {
 
 async fn opened(mux: &std::sync::Arc<Mux>, stream: StreamId) -> crate::stream::Opened {
     let head = crate::wire::OpenHead { endpoint: endpoint("t/t/yes"), context: context() };
+    // A task that has done much already is told to wait for its turn.
+    tokio::task::yield_now().await;
     let mut opening = Box::pin(mux.open(head, Bytes::new()));
     assert!(futures::poll!(&mut opening).is_pending());
     told(mux, &[Frame::Accept { stream, reply: Bytes::new() }]);

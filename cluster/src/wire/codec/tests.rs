@@ -13,11 +13,7 @@ use crate::{
 
 fn fault() -> impl Strategy<Value = Fault> {
     (".{0,40}", proptest::option::of(any::<u64>()), proptest::option::of(".{0,9}")).prop_map(
-        |(message, retry_after_ms, param)| Fault {
-            param,
-            retry_after_ms,
-            ..Fault::new(FaultKind::Invalid, message)
-        },
+        |(message, retry_after_ms, param)| Fault { param, retry_after_ms, ..Fault::new(FaultKind::Invalid, message) },
     )
 }
 
@@ -62,8 +58,7 @@ fn frame() -> impl Strategy<Value = Frame> {
         any::<u32>().prop_map(|stream| Frame::End { stream }),
         (any::<u32>(), fault())
             .prop_map(|(stream, fault)| Frame::Fail { stream, why: Box::new(FailWhy::Fault(fault)) }),
-        (any::<u32>(), ".{0,9}")
-            .prop_map(|(stream, why)| Frame::Fail { stream, why: Box::new(FailWhy::Dropped(why)) }),
+        (any::<u32>(), ".{0,9}").prop_map(|(stream, why)| Frame::Fail { stream, why: Box::new(FailWhy::Dropped(why)) }),
         any::<u64>().prop_map(Frame::Ping),
         any::<u64>().prop_map(Frame::Pong),
         any::<u64>().prop_map(|n| Frame::Goodbye(Closing::Stale { current: Incarnation(n) })),
