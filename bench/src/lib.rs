@@ -2,7 +2,11 @@
 //!
 //! Called by the programs in `src/bin`. Every figure they print comes with the machine, the seed and the commit.
 
-#[allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
+#[allow(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a benchmark prints its figures, and its tasks end with their process"
+)]
 pub mod links;
 pub mod replay;
 pub mod sim;

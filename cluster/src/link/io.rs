@@ -1,9 +1,10 @@
 //! Bytes of one link: a loop that reads, one that writes, one that watches for silence.
 //!
 //! Run as tasks that the link's owner holds. Each returns why it ended. Never: knows what a frame means
-//! (that is [`super::incoming`]). Frames are put together while a write is in flight. An idle writer never waits for
-//! more either: it lets the tasks that can run now have one turn, and writes what they have queued. Bounds: about
-//! [`limits::WRITE_COALESCE`] bytes put together, large payloads are written without a copy.
+//! (that is [`super::incoming`]). Frames are put together while a write is in flight; an idle writer writes at once. One
+//! that has written just now never waits for more either, but lets the tasks that can run have one turn, and writes
+//! what they have queued. Bounds: about [`crate::wire::limits::WRITE_COALESCE`] bytes put together, large payloads are
+//! written without a copy.
 
 use std::{
     future::poll_fn,
@@ -26,6 +27,9 @@ use crate::{
     security::Connection,
     wire::{Closing, Decoder, Frame},
 };
+
+/// Less than this since the last write: the link is busy, and others that can run now will have more to write.
+const BUSY: Duration = Duration::from_micros(30);
 
 /// Parts of a batch that are written with one call.
 const SLICES: usize = 32;
@@ -72,7 +76,7 @@ fn failed(what: &str, error: &std::io::Error) -> Ended {
 
 /// Writes what is queued until a goodbye was written or the connection breaks.
 pub(super) async fn write(mux: Arc<Mux>, mut to: WriteHalf<Connection>) -> Ended {
-    let mut batch = Batch::default();
+    let (mut batch, mut wrote) = (Batch::default(), std::time::Instant::now());
     loop {
         let mut waited = false;
         poll_fn(|cx| {
@@ -81,7 +85,7 @@ pub(super) async fn write(mux: Arc<Mux>, mut to: WriteHalf<Connection>) -> Ended
             ready
         })
         .await;
-        if waited {
+        if waited && wrote.elapsed() < BUSY {
             tokio::task::yield_now().await;
         }
         mux.out.take(&mut batch);
@@ -90,6 +94,7 @@ pub(super) async fn write(mux: Arc<Mux>, mut to: WriteHalf<Connection>) -> Ended
             return failed("write", &error);
         }
         mux.written(&mut batch);
+        wrote = std::time::Instant::now();
         if batch.last {
             return match to.shutdown().await {
                 Ok(()) => Ended { reason: "said goodbye".into(), orderly: true },

@@ -290,10 +290,9 @@ impl Pile {
             if batch.bytes >= limits::WRITE_COALESCE && matches!(next.bytes, Content::Frames(_)) {
                 return false;
             }
-            batch.pieces.extend(self.full.pop_front().map(|piece| {
-                batch.bytes += piece.bytes.as_slice().len();
-                piece
-            }));
+            if let Some(piece) = self.full.pop_front() {
+                batch.push(piece);
+            }
         }
         if batch.bytes >= limits::WRITE_COALESCE && !self.open.is_empty() {
             return false;

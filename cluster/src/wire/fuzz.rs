@@ -40,6 +40,7 @@ impl Drop for Running {
 }
 
 /// Runs `test` at least `runs` times and as long as the environment asks for.
+#[allow(clippy::disallowed_methods, reason = "tests have no configuration but this")]
 pub(crate) fn seeds(what: &'static str, runs: u32, mut test: impl FnMut(&mut Random)) {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let mut run = |seed: u64| {

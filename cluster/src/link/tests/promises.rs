@@ -47,7 +47,7 @@ async fn a_request_streams_while_its_answer_streams() {
     let (a, mut b) = two(Timings::default()).await;
     let (mut near, (tx, mut rx)) = a.stream(&mut b).await;
     // More than both windows: neither side could go on if one direction waited for the other.
-    let answering = tokio::spawn(async move {
+    let answering = async move {
         let mut seen = 0u32;
         while let Some(item) = rx.recv().await {
             tx.send(item.unwrap()).await.unwrap();
@@ -55,12 +55,13 @@ async fn a_request_streams_while_its_answer_streams() {
         }
         tx.end();
         seen
-    });
+    };
+    let near_tx = near.tx;
     let asking = async move {
         for n in 0..2000u32 {
-            near.tx.send(Bytes::copy_from_slice(&n.to_be_bytes())).await.unwrap();
+            near_tx.send(Bytes::copy_from_slice(&n.to_be_bytes())).await.unwrap();
         }
-        near.tx.end();
+        near_tx.end();
     };
     let reading = async {
         let mut next = 0u32;
@@ -70,8 +71,8 @@ async fn a_request_streams_while_its_answer_streams() {
         }
         next
     };
-    let ((), read) = soon(async { tokio::join!(asking, reading) }).await;
-    assert_eq!((read, answering.await.unwrap()), (2000, 2000));
+    let ((), read, answered) = soon(async { tokio::join!(asking, reading, answering) }).await;
+    assert_eq!((read, answered), (2000, 2000));
     a.stop().await;
     b.stop().await;
 }
