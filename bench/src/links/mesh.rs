@@ -93,6 +93,7 @@ async fn node(name: &str, seeds: Vec<String>) -> Result<(Mesh, Folder), Failure>
         roles: Vec::new(),
         http: None,
         software: "links benchmark".to_owned(),
+        labels: Default::default(),
         timings: Timings::default(),
     };
     Ok((Mesh::start(config).await?, folder))
