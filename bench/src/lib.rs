@@ -8,6 +8,7 @@
     reason = "a benchmark prints its figures, and its tasks end with their process"
 )]
 pub mod links;
+pub mod index_bench;
 pub mod replay;
 pub mod sim;
 

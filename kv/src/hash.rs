@@ -135,6 +135,51 @@ impl SetDigest {
     }
 }
 
+/// Digests of a set of blocks, one for each of 64 parts of it: where two sets differ, they tell in which parts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BucketDigests(Box<[SetDigest; Self::BUCKETS]>);
+
+impl Default for BucketDigests {
+    fn default() -> Self {
+        Self(Box::new([SetDigest(0); Self::BUCKETS]))
+    }
+}
+
+impl BucketDigests {
+    /// Parts of a set.
+    pub const BUCKETS: usize = 64;
+    /// Memory of one.
+    pub(crate) const HEAP_BYTES: usize = Self::BUCKETS * 8;
+
+    /// The part that a block belongs to, below [`Self::BUCKETS`].
+    #[must_use]
+    pub fn bucket(hash: BlockHash) -> usize {
+        (hash.0 >> 122) as usize
+    }
+
+    /// Adds a block that is not in the set, removes one that is.
+    pub fn toggle(&mut self, hash: BlockHash) {
+        self.0[Self::bucket(hash)].toggle(hash);
+    }
+
+    /// The digest of the whole set.
+    #[must_use]
+    pub fn total(&self) -> SetDigest {
+        SetDigest(self.0.iter().fold(0, |all, part| all ^ part.0))
+    }
+
+    /// The parts, by bucket.
+    #[must_use]
+    pub fn parts(&self) -> &[SetDigest; Self::BUCKETS] {
+        &self.0
+    }
+
+    /// The buckets in which two sets differ.
+    pub fn differing<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = usize> + 'a {
+        (0..Self::BUCKETS).filter(|bucket| self.0[*bucket] != other.0[*bucket])
+    }
+}
+
 /// Hashing for maps keyed by [`BlockHash`]: the key is a hash already, so one product is enough.
 pub(crate) type HashKeyed = BuildHasherDefault<FoldHasher>;
 

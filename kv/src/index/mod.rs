@@ -1,40 +1,67 @@
-//! The prefix index: for a chain of block hashes, how many of its leading blocks each worker holds.
+//! The prefix index: for a chain of block hashes, how many of its leading blocks each worker holds, and on which tier.
 //!
-//! Called by the indexer, which owns it: events change it, matches read it. Hashes are chained, so a block stands for
+//! Called by the indexer: events change it, look-ups read it, from any thread. Hashes are chained, so a block stands for
 //! all before it, and a walk along the request's chain gives exact depths: a worker's depth ends at the first block it
 //! lacks, and comes back when that block does. Never: counts what a worker of an earlier life said.
-//! Bounds: `memberships_max` (worker, block) pairs; beyond it the worker that holds most loses its oldest block that no
-//! match went through lately. At most 65 535 workers. Below 100 bytes for each pair; what is removed is given back.
+//!
+//! Workers are spread over shards of 64 lanes. A shard has one writer at a time, in sections of a few microseconds;
+//! readers look inline and wait for one section at most. Shards share nothing, so as many threads as there are shards
+//! write at once, and a look-up asks each shard in turn.
+//! Bounds: `memberships_max` (worker, block) pairs; beyond it the worker that holds most loses its oldest blocks that no
+//! match went through lately. At most 61,440 ranks. 30 to 60 bytes for a pair that no other worker of the shard shares,
+//! nearly nothing for one that is shared; what is removed is given back.
 
-mod holders;
-mod members;
+mod blocks;
+mod lock;
+mod page;
+mod place;
+mod prefetch;
+mod registry;
+mod shard;
+mod sync;
+mod table;
 #[cfg(test)]
 mod tests;
-mod worker;
+mod upkeep;
+mod walk;
 
-use std::collections::HashMap;
+use std::sync::{
+    OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use starling_ids::{BlockHash, Incarnation, WorkerId};
 use thiserror::Error;
 
 use crate::{
     events::KvEvent,
-    hash::{HashKeyed, SetDigest},
+    hash::{BucketDigests, SetDigest},
 };
-use holders::{Holders, Slot, ones};
-use worker::Worker;
+use lock::ShortLock;
+pub use place::{Cache, Holder, Match, Overlap, Tier};
+use registry::Registry;
+use shard::{LANES, Retired, Shard, Target};
+
+/// Shards at most.
+const SHARDS_MAX: usize = 1024;
+/// Lanes of a shard that workers are given; the others serve while a lane is replaced.
+const LANES_GIVEN: usize = 60;
+/// Blocks written in one section.
+const QUANTUM: usize = 256;
 
 /// Bounds of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexLimits {
     /// (worker, block) pairs, at least 1.
     pub memberships_max: usize,
+    /// Shards over which the first workers are spread: as many as threads that write. More come when these are full.
+    pub shards: usize,
 }
 
 impl Default for IndexLimits {
-    /// 20 million pairs, at most 2 GB.
+    /// 20 million pairs, at most 1.2 GB, one shard.
     fn default() -> Self {
-        Self { memberships_max: 20_000_000 }
+        Self { memberships_max: 20_000_000, shards: 1 }
     }
 }
 
@@ -77,231 +104,233 @@ pub enum IndexError {
         /// The life the index knows.
         current: Incarnation,
     },
-    /// All numbers are taken.
-    #[error("the index holds 65535 workers already")]
+    /// All lanes are taken.
+    #[error("the index holds 61440 ranks already")]
     TooManyWorkers,
-}
-
-/// One worker that holds the beginning of a chain.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Match {
-    /// Which.
-    pub worker: WorkerId,
-    /// In which life.
-    pub incarnation: Incarnation,
-    /// Leading blocks it holds without a hole, at least 1.
-    pub depth: usize,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct PrefixIndex {
     limits: IndexLimits,
-    holders: HashMap<BlockHash, Holders, HashKeyed>,
-    slots: Vec<Option<Worker>>,
-    free: Vec<Slot>,
-    by_id: HashMap<WorkerId, Slot>,
-    memberships: usize,
+    registry: RwLock<Registry>,
+    /// The first `used` are there.
+    shards: Box<[OnceLock<Box<ShortLock<Shard>>>]>,
+    used: AtomicUsize,
+    memberships: AtomicUsize,
 }
 
 impl PrefixIndex {
     /// An index of no worker.
     #[must_use]
     pub fn new(limits: IndexLimits) -> Self {
+        let shards = limits.shards.clamp(1, SHARDS_MAX);
         Self {
-            limits: IndexLimits { memberships_max: limits.memberships_max.max(1) },
-            holders: HashMap::default(),
-            slots: Vec::new(),
-            free: Vec::new(),
-            by_id: HashMap::new(),
-            memberships: 0,
+            limits: IndexLimits { memberships_max: limits.memberships_max.max(1), shards },
+            registry: RwLock::default(),
+            shards: (0..SHARDS_MAX).map(|_| OnceLock::new()).collect(),
+            used: AtomicUsize::new(0),
+            memberships: AtomicUsize::new(0),
         }
     }
 
     /// Makes a worker known, holding nothing. A later life of a known one replaces it; the same life changes nothing.
-    pub fn add_worker(&mut self, id: WorkerId, incarnation: Incarnation) -> Result<(), IndexError> {
-        if let Some(known) = self.worker(&id) {
-            let current = known.incarnation;
+    pub fn add_worker(&self, id: WorkerId, incarnation: Incarnation) -> Result<(), IndexError> {
+        let mut registry = self.registry_mut();
+        if let Some(current) = registry.incarnation(&id) {
             if incarnation == current {
                 return Ok(());
             }
             if incarnation < current {
                 return Err(IndexError::StaleIncarnation { worker: id, given: incarnation, current });
             }
-            self.remove_worker(&id);
+            self.retire_all(&mut registry, &id);
         }
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None => {
-                let next = Slot::try_from(self.slots.len()).ok().filter(|slot| *slot < Slot::MAX);
-                let next = next.ok_or(IndexError::TooManyWorkers)?;
-                self.slots.push(None);
-                next
-            }
-        };
-        self.by_id.insert(id.clone(), slot);
-        self.slots[usize::from(slot)] = Some(Worker::new(id, incarnation));
+        let holder = self.open_lane(&registry).ok_or(IndexError::TooManyWorkers)?;
+        registry.add(id.clone(), incarnation);
+        registry.name(&id, 0, holder);
         Ok(())
     }
 
     /// Forgets a worker and all it holds. False when it is not known. What it says later is refused.
-    pub fn remove_worker(&mut self, id: &WorkerId) -> bool {
-        let Some(slot) = self.by_id.remove(id) else { return false };
-        self.clear(slot);
-        self.slots[usize::from(slot)] = None;
-        self.free.push(slot);
-        true
+    pub fn remove_worker(&self, id: &WorkerId) -> bool {
+        self.retire_all(&mut self.registry_mut(), id)
     }
 
-    /// Applies one event of a worker's present life.
-    pub fn apply(&mut self, id: &WorkerId, given: Incarnation, event: &KvEvent) -> Result<Applied, IndexError> {
-        let slot = self.slot(id, given)?;
-        let mut applied = Applied::default();
-        match event {
-            KvEvent::Stored { blocks, .. } => {
-                for hash in blocks {
-                    if self.insert(slot, *hash) { applied.added += 1 } else { applied.unchanged += 1 }
-                }
-                applied.evicted = self.enforce_limit();
-                self.give_memory_back();
-            }
-            KvEvent::Removed { blocks } => {
-                for hash in blocks {
-                    if self.remove(slot, *hash) { applied.removed += 1 } else { applied.unchanged += 1 }
-                }
-                self.tidy(slot);
-            }
-            KvEvent::Cleared => applied.removed = self.clear(slot),
-        }
-        Ok(applied)
+    /// Applies one event of a worker's present life: rank 0, device.
+    pub fn apply(&self, id: &WorkerId, given: Incarnation, event: &KvEvent) -> Result<Applied, IndexError> {
+        self.apply_in(id, given, Cache::default(), event)
     }
 
-    /// Replaces what a worker holds by its inventory: (hash before it, hash), in any order.
-    pub fn reset(
-        &mut self,
+    /// Applies one event of one cache of a worker's present life. A rank becomes known with its first event.
+    pub fn apply_in(
+        &self,
         id: &WorkerId,
         given: Incarnation,
-        inventory: &[(Option<BlockHash>, BlockHash)],
+        cache: Cache,
+        event: &KvEvent,
     ) -> Result<Applied, IndexError> {
-        let slot = self.slot(id, given)?;
-        let mut applied = Applied { removed: self.clear(slot), ..Applied::default() };
-        for (_, hash) in inventory {
-            if self.insert(slot, *hash) { applied.added += 1 } else { applied.unchanged += 1 }
+        match event {
+            KvEvent::Stored { parent, blocks } => {
+                let holder = self.holder(id, given, cache.rank)?;
+                let mut applied = self.store(id, holder, cache.tier, *parent, blocks)?;
+                applied.evicted = self.enforce_limit();
+                Ok(applied)
+            }
+            KvEvent::Removed { blocks } => self.remove(id, self.holder(id, given, cache.rank)?, cache.tier, blocks),
+            KvEvent::Cleared => Ok(Applied { added: 0, unchanged: 0, ..self.reset_in(id, given, cache, &[])? }),
         }
-        applied.evicted = self.enforce_limit();
-        self.give_memory_back();
-        Ok(applied)
     }
 
-    /// The workers that hold most of the chain's beginning, at most `best` of them: deepest first, then by name.
+    /// Upkeep for an index that is seldom changed: memory of workers that left is given back.
+    pub fn tidy(&self) {
+        self.cells().for_each(|cell| cell.write().tidy(QUANTUM));
+    }
+
+    /// How much of the chain's beginning each rank holds that holds any of it, in no order. `overlaps` is emptied first.
+    pub fn overlaps(&self, chain: &[BlockHash], overlaps: &mut Vec<Overlap>) {
+        overlaps.clear();
+        for (at, cell) in self.cells().enumerate() {
+            let shard = cell.read();
+            shard.walk(chain, u64::MAX, |lane, share| {
+                let generation = shard.lanes[lane].generation;
+                let holder = Holder { lane: (at * LANES + lane) as u32, generation };
+                let walk::Share { device, reach, host, disk } = share;
+                overlaps.push(Overlap { holder, device, reach, host, disk });
+            });
+        }
+    }
+
+    /// Whose an overlap is; none when it left since.
+    #[must_use]
+    pub fn who(&self, holder: Holder) -> Option<(WorkerId, Incarnation, u16)> {
+        self.registry().who(holder).map(|name| (name.worker.clone(), name.incarnation, name.rank))
+    }
+
+    /// The ranks that hold most of the chain's beginning, at most `best` of them: deepest on their device first, then
+    /// those that reach farthest, then by name.
     #[must_use]
     pub fn matches(&self, chain: &[BlockHash], best: usize) -> Vec<Match> {
-        let mut depths: Vec<(usize, &Worker)> = Vec::new();
-        self.walk(chain, |slot, depth| {
-            if let Some(worker) = self.slots.get(usize::from(slot)).and_then(Option::as_ref) {
-                depths.push((depth, worker));
-            }
+        let mut overlaps = Vec::new();
+        self.overlaps(chain, &mut overlaps);
+        let registry = self.registry();
+        let named = |overlap: Overlap| registry.who(overlap.holder).map(|name| (overlap, name));
+        let mut found: Vec<_> = overlaps.into_iter().filter_map(named).collect();
+        found.sort_unstable_by(|(a, one), (b, other)| {
+            let depths = (b.device, b.reach).cmp(&(a.device, a.reach));
+            depths.then_with(|| one.worker.cmp(&other.worker)).then(one.rank.cmp(&other.rank))
         });
-        depths.sort_unstable_by(|(depth_a, a), (depth_b, b)| depth_b.cmp(depth_a).then_with(|| a.id.cmp(&b.id)));
-        depths.truncate(best);
-        let found = |(depth, worker): (usize, &Worker)| Match {
-            worker: worker.id.clone(),
-            incarnation: worker.incarnation,
-            depth,
+        found.truncate(best);
+        let full = |(overlap, name): (Overlap, &registry::Name)| Match {
+            worker: name.worker.clone(),
+            incarnation: name.incarnation,
+            rank: name.rank,
+            depth: overlap.device as usize,
+            reach: overlap.reach as usize,
+            host: overlap.host as usize,
+            disk: overlap.disk as usize,
         };
-        depths.into_iter().map(found).collect()
+        found.into_iter().map(full).collect()
     }
 
-    /// Leading blocks of the chain that this worker holds without a hole.
+    /// Leading blocks of the chain that this worker holds without a hole on the device of one of its ranks.
     #[must_use]
     pub fn depth(&self, id: &WorkerId, chain: &[BlockHash]) -> usize {
-        let Some(slot) = self.by_id.get(id) else { return 0 };
-        chain.iter().take_while(|hash| self.holders.get(hash).is_some_and(|holders| holders.contains(*slot))).count()
+        let mut deepest = 0;
+        for (_, holder) in self.registry().ranks(id) {
+            let (shard, target) = at(*holder, Tier::Device);
+            let Some(cell) = self.cell(shard) else { continue };
+            cell.read().walk(chain, 1 << target.lane, |_, share| deepest = deepest.max(share.device));
+        }
+        deepest as usize
     }
 
-    /// Calls back once for each worker that holds the first block, with its depth.
-    fn walk(&self, chain: &[BlockHash], mut found: impl FnMut(Slot, usize)) {
-        let words = self.slots.len().div_ceil(64);
-        let (mut alive, mut mask) = (vec![u64::MAX; words], vec![0u64; words]);
-        for (depth, hash) in chain.iter().enumerate() {
-            match self.holders.get(hash) {
-                Some(holders) => {
-                    holders.touch();
-                    holders.write_mask(&mut mask);
-                }
-                None => mask.fill(0),
-            }
-            let mut any = 0;
-            for (at, (alive, mask)) in alive.iter_mut().zip(&mask).enumerate() {
-                let left = *alive & !mask;
-                *alive &= mask;
-                any |= *alive;
-                if depth > 0 && left != 0 {
-                    ones(&[left]).for_each(|bit| found((at * 64) as Slot + bit, depth));
-                }
-            }
-            if any == 0 {
-                return;
-            }
-        }
-        if !chain.is_empty() {
-            ones(&alive).for_each(|slot| found(slot, chain.len()));
-        }
-    }
-
-    /// Blocks a worker holds; 0 for an unknown one.
+    /// Blocks that a worker holds on the device of rank 0; 0 for an unknown one.
     #[must_use]
     pub fn blocks(&self, id: &WorkerId) -> usize {
-        self.worker(id).map_or(0, |worker| worker.blocks)
+        self.ledger(id, Cache::default(), |ledger| ledger.blocks).unwrap_or(0)
     }
 
-    /// Digest of what a worker holds, to compare with [`crate::pool::BlockPool::digest`]; that of nothing for an unknown one.
+    /// Digest of what a worker holds on the device of rank 0, to compare with [`crate::pool::BlockPool::digest`]; that of
+    /// nothing for an unknown one.
     #[must_use]
     pub fn digest(&self, id: &WorkerId) -> SetDigest {
-        self.worker(id).map_or_else(SetDigest::default, |worker| worker.digest)
+        self.ledger(id, Cache::default(), |ledger| ledger.digests.total()).unwrap_or_default()
+    }
+
+    /// Digests of what a cache holds, bucket by bucket; those of nothing for an unknown one.
+    #[must_use]
+    pub fn digests(&self, id: &WorkerId, cache: Cache) -> BucketDigests {
+        self.ledger(id, cache, |ledger| ledger.digests.clone()).unwrap_or_default()
     }
 
     /// The life in which a worker is known.
     #[must_use]
     pub fn incarnation(&self, id: &WorkerId) -> Option<Incarnation> {
-        self.worker(id).map(|worker| worker.incarnation)
+        self.registry().incarnation(id)
     }
 
     /// Workers known.
     #[must_use]
     pub fn workers(&self) -> usize {
-        self.by_id.len()
+        self.registry().workers()
     }
 
-    /// (worker, block) pairs.
+    /// (rank, block) pairs, on each tier.
     #[must_use]
     pub fn memberships(&self) -> usize {
-        self.memberships
+        self.memberships.load(Ordering::Relaxed)
     }
 
     /// Memory it holds, in bytes, reckoned from capacities.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        let entry = std::mem::size_of::<(BlockHash, Holders)>() + 1;
-        let buckets = self.holders.capacity() * 8 / 7;
-        let sets: usize = self.holders.values().map(Holders::heap_bytes).sum();
-        let orders: usize = self.slots.iter().flatten().map(|worker| worker.order.heap_bytes()).sum();
-        buckets * entry + sets + orders + self.slots.capacity() * std::mem::size_of::<Option<Worker>>()
+        let shard = |cell: &ShortLock<Shard>| {
+            let shard = cell.read();
+            let lane = std::mem::size_of::<shard::Lane>() + 3 * BucketDigests::HEAP_BYTES;
+            let tables: usize = shard.lanes.iter().map(|lane| lane.table.heap_bytes()).sum();
+            let lanes = shard.lanes.len() * lane + tables;
+            std::mem::size_of::<Shard>() + shard.blocks.heap_bytes() + lanes + shard.oldest.capacity() * 8
+        };
+        let cells = self.shards.len() * std::mem::size_of::<OnceLock<Box<ShortLock<Shard>>>>();
+        cells + self.registry().heap_bytes() + self.cells().map(shard).sum::<usize>()
     }
 
-    fn worker(&self, id: &WorkerId) -> Option<&Worker> {
-        self.by_id.get(id).and_then(|slot| self.slots.get(usize::from(*slot))?.as_ref())
+    /// Whether everything inside agrees.
+    #[cfg(test)]
+    fn check(&self) {
+        self.cells().for_each(|cell| cell.read().check());
+        assert_eq!(self.memberships(), self.cells().map(|cell| cell.read().pairs).sum::<usize>());
     }
 
-    fn slot(&self, id: &WorkerId, given: Incarnation) -> Result<Slot, IndexError> {
-        let unknown = || IndexError::UnknownWorker(id.clone());
-        let slot = *self.by_id.get(id).ok_or_else(unknown)?;
-        let current = self.worker(id).ok_or_else(unknown)?.incarnation;
-        let worker = id.clone();
-        match given.cmp(&current) {
-            std::cmp::Ordering::Equal => Ok(slot),
-            std::cmp::Ordering::Less => Err(IndexError::StaleIncarnation { worker, given, current }),
-            std::cmp::Ordering::Greater => Err(IndexError::NewIncarnation { worker, given, current }),
-        }
+    fn ledger<T>(&self, id: &WorkerId, cache: Cache, read: impl FnOnce(&shard::Ledger) -> T) -> Option<T> {
+        let (_, holder) = *self.registry().ranks(id).iter().find(|(rank, _)| *rank == cache.rank)?;
+        let (shard, target) = at(holder, cache.tier);
+        let shard = self.cell(shard)?.read();
+        let lane = shard.lane(target.lane, target.generation).ok()?;
+        Some(read(&lane.ledgers[cache.tier as usize]))
     }
+
+    fn registry(&self) -> RwLockReadGuard<'_, Registry> {
+        self.registry.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn registry_mut(&self) -> RwLockWriteGuard<'_, Registry> {
+        self.registry.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn cell(&self, shard: usize) -> Option<&ShortLock<Shard>> {
+        self.shards.get(shard)?.get().map(|cell| &**cell)
+    }
+
+    fn cells(&self) -> impl Iterator<Item = &ShortLock<Shard>> {
+        let used = self.used.load(Ordering::Acquire);
+        self.shards[..used].iter().filter_map(|cell| cell.get().map(|cell| &**cell))
+    }
+}
+
+/// Where a holder's blocks are.
+fn at(holder: Holder, tier: Tier) -> (usize, Target) {
+    let lane = holder.lane as usize;
+    (lane / LANES, Target { lane: lane % LANES, generation: holder.generation, tier })
 }

@@ -23,7 +23,7 @@ fn stored(blocks: &[BlockHash]) -> KvEvent {
     KvEvent::Stored { parent: None, blocks: blocks.to_vec() }
 }
 
-fn apply(index: &mut PrefixIndex, events: &[KvEvent]) {
+fn apply(index: &PrefixIndex, events: &[KvEvent]) {
     for event in events {
         index.apply(&worker(0), LIFE, event).expect("known");
     }
@@ -32,14 +32,14 @@ fn apply(index: &mut PrefixIndex, events: &[KvEvent]) {
 const LIFE: Incarnation = Incarnation(3);
 
 fn index_of(workers: u16) -> PrefixIndex {
-    let mut index = PrefixIndex::new(IndexLimits::default());
+    let index = PrefixIndex::new(IndexLimits::default());
     (0..workers).for_each(|w| index.add_worker(worker(w), LIFE).expect("added"));
     index
 }
 
 #[test]
 fn idx_01_late_events_of_a_removed_worker_change_nothing() {
-    let mut index = index_of(1);
+    let index = index_of(1);
     let blocks = chain(1, 3);
     index.apply(&worker(0), LIFE, &stored(&blocks)).expect("known");
     assert!(index.remove_worker(&worker(0)));
@@ -57,7 +57,7 @@ fn idx_01_late_events_of_a_removed_worker_change_nothing() {
 
 #[test]
 fn idx_03_cleared_empties_and_a_lost_one_shows_in_the_digest() {
-    let mut index = index_of(2);
+    let index = index_of(2);
     let blocks = chain(1, 3);
     for w in 0..2 {
         index.apply(&worker(w), LIFE, &stored(&blocks)).expect("known");
@@ -77,25 +77,24 @@ fn idx_05_a_gap_costs_one_resync_and_numbers_stay_the_workers_own() {
         (0..10).map(|n| if n == 6 { KvEvent::Removed { blocks: chain(2, 1) } } else { stored(&chain(n, 2)) }).collect();
     let batch =
         |n: usize| EventBatch { worker: worker(0), incarnation: LIFE, seq: n as u64, events: vec![events[n].clone()] };
-    let (mut index, mut truth) = (index_of(1), index_of(1));
-    apply(&mut truth, &events);
+    let (index, truth) = (index_of(1), index_of(1));
+    apply(&truth, &events);
     let mut cursor = EventCursor::new(LIFE);
     let mut resyncs = 0;
     // 4 is lost, 6 comes twice, 8 and 7 are swapped.
     for n in [0, 1, 2, 3, 5, 6, 6, 8, 7, 9] {
         let ready = cursor.accept(batch(n)).expect("its life");
         resyncs += usize::from(ready.resync);
-        apply(&mut index, &ready.events);
+        apply(&index, &ready.events);
     }
     assert_eq!((resyncs, cursor.next(), cursor.has_gap()), (1, 4, true));
     // The worker answers as of its event 8; what came after that is held.
-    let mut then = index_of(1);
-    apply(&mut then, &events[..8]);
-    let inventory: Vec<_> =
-        (0..8).flat_map(|n| chain(n, 2)).filter(|h| then.depth(&worker(0), &[*h]) == 1).map(|h| (None, h)).collect();
+    let then = index_of(1);
+    apply(&then, &events[..8]);
+    let inventory: Vec<_> = then.held(&worker(0), Cache::default(), None).into_iter().map(|h| (None, h)).collect();
     let ready = cursor.resynced(LIFE, 8).expect("its life").expect("news");
     index.reset(&worker(0), LIFE, &inventory).expect("known");
-    apply(&mut index, &ready.events);
+    apply(&index, &ready.events);
     assert_eq!((cursor.next(), cursor.has_gap(), ready.resync), (10, false, false));
     assert_eq!(index.digest(&worker(0)), truth.digest(&worker(0)));
     assert_eq!(cursor.resynced(LIFE, 8).expect("its life"), None, "an older inventory is not applied");
@@ -104,7 +103,7 @@ fn idx_05_a_gap_costs_one_resync_and_numbers_stay_the_workers_own() {
 
 #[test]
 fn idx_06_memory_is_flat_over_joins_and_leaves() {
-    let mut index = index_of(0);
+    let index = index_of(0);
     let mut peak = 0;
     for round in 0..400u64 {
         index.add_worker(worker(0), Incarnation(round)).expect("added");
@@ -118,7 +117,7 @@ fn idx_06_memory_is_flat_over_joins_and_leaves() {
 
 #[test]
 fn idx_08_one_event_with_a_chain_matches_to_its_end() {
-    let mut index = index_of(1);
+    let index = index_of(1);
     let blocks = chain(1, 3);
     index.apply(&worker(0), LIFE, &stored(&blocks)).expect("known");
     assert_eq!(index.matches(&blocks, 8)[0].depth, 3);
@@ -132,13 +131,13 @@ fn idx_08_one_event_with_a_chain_matches_to_its_end() {
 #[test]
 fn idx_12_a_full_index_drops_the_oldest_and_keeps_what_is_used() {
     let limit = 2_000;
-    let mut index = PrefixIndex::new(IndexLimits { memberships_max: limit });
+    let index = PrefixIndex::new(IndexLimits { memberships_max: limit, shards: 1 });
     index.add_worker(worker(0), LIFE).expect("added");
     index.add_worker(worker(1), LIFE).expect("added");
     let quiet = chain(1, 10);
     index.apply(&worker(1), LIFE, &stored(&quiet)).expect("known");
     let hot: Vec<Vec<BlockHash>> = (10..30).map(|id| chain(id, 5)).collect();
-    apply(&mut index, &hot.iter().map(|blocks| stored(blocks)).collect::<Vec<_>>());
+    apply(&index, &hot.iter().map(|blocks| stored(blocks)).collect::<Vec<_>>());
     for id in 0..40_000 {
         index.apply(&worker(0), LIFE, &stored(&chain(1_000 + id, 1))).expect("known");
         assert!(index.memberships() <= limit);
@@ -152,7 +151,7 @@ fn idx_12_a_full_index_drops_the_oldest_and_keeps_what_is_used() {
 
 #[test]
 fn a_pair_takes_less_than_100_bytes_and_gives_them_back() {
-    let mut index = index_of(3);
+    let index = index_of(3);
     let mut worst = 0;
     // Unshared blocks are the costliest; sizes right after the table has doubled are the worst.
     for id in 0..60_000u32 {
@@ -176,7 +175,7 @@ fn a_pair_takes_less_than_100_bytes_and_gives_them_back() {
 
 #[test]
 fn hundreds_of_workers_share_a_block() {
-    let mut index = index_of(300);
+    let index = index_of(300);
     let blocks = chain(1, 4);
     for w in 0..300 {
         index.apply(&worker(w), LIFE, &stored(&blocks[..1 + usize::from(w) % 4])).expect("known");
@@ -220,12 +219,17 @@ proptest! {
         let other = block_hashes(HashSeed(1), &[[1u32; 16].as_slice(), &[2; 32]].concat(), 4);
         prop_assert_eq!(&trunk[..4], &other[..4]);
         let all = [trunk.clone(), other.clone()].concat();
-        let mut index = index_of(0);
+        let index = index_of(0);
         let mut naive: BTreeMap<u16, BTreeSet<BlockHash>> = BTreeMap::new();
         for op in ops {
             let pick = |blocks: &[usize]| blocks.iter().map(|at| all[*at]).collect::<Vec<_>>();
             let (w, event) = match op {
-                Op::Store(w, at, n) => (w, stored(&all[at..(at + n).min(24)])),
+                // An event is one chain; it does not always say what it follows.
+                Op::Store(w, at, n) => {
+                    let end = (at + n).min(if at < 12 { 12 } else { 24 });
+                    let parent = if n % 2 == 0 && at % 12 > 0 { Some(all[at - 1]) } else { None };
+                    (w, KvEvent::Stored { parent, blocks: all[at..end].to_vec() })
+                }
                 Op::Remove(w, blocks) => (w, KvEvent::Removed { blocks: pick(&blocks) }),
                 Op::Clear(w) => (w, KvEvent::Cleared),
                 Op::Leave(w) => {
@@ -245,6 +249,7 @@ proptest! {
                 }
             };
             prop_assert_eq!(index.apply(&worker(w), LIFE, &event).is_ok(), naive.contains_key(&w));
+            index.check();
             let Some(set) = naive.get_mut(&w) else { continue };
             match event {
                 KvEvent::Stored { blocks, .. } => set.extend(blocks),
@@ -294,17 +299,18 @@ proptest! {
         }
         // The last one is never lost for ever: the heartbeat tells its number.
         order.push(events.len() - 1);
-        let mut truth = index_of(1);
-        apply(&mut truth, &events);
-        let mut index = index_of(1);
+        let truth = index_of(1);
+        apply(&truth, &events);
+        let index = index_of(1);
         let mut cursor = EventCursor::new(LIFE);
         for n in order {
             let batch = EventBatch { worker: worker(0), incarnation: LIFE, seq: n as u64, events: vec![events[n].clone()] };
             let ready = cursor.accept(batch).expect("its life");
-            apply(&mut index, &ready.events);
+            apply(&index, &ready.events);
         }
         if cursor.has_gap() {
-            let inventory: Vec<_> = all.iter().filter(|h| truth.depth(&worker(0), &[**h]) == 1).map(|h| (None, *h)).collect();
+            let held = truth.held(&worker(0), Cache::default(), None);
+            let inventory: Vec<_> = held.into_iter().map(|h| (None, h)).collect();
             let ready = cursor.resynced(LIFE, events.len() as u64).expect("its life").expect("news");
             index.reset(&worker(0), LIFE, &inventory).expect("known");
             prop_assert!(ready.events.is_empty() && !cursor.has_gap());

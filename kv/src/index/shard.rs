@@ -1,0 +1,315 @@
+//! One shard of the index: up to 64 lanes, each one rank of one life of one worker, and the blocks they hold.
+//!
+//! Called by the index, which holds its lock; every change of a (lane, block) pair goes through here, so that counts and
+//! digests agree. Never: reads a clock, waits, or looks at another shard.
+//! Bounds: a call costs its blocks, plus upkeep in proportion to them.
+
+use starling_ids::BlockHash;
+
+use super::{
+    blocks::{Ahead, Blocks},
+    page::{PAGE, Place, SEGMENT, ones, split},
+    place::Tier,
+    table::{Print, Table},
+};
+use crate::hash::BucketDigests;
+
+/// Lanes of a shard: one bit each in a word.
+pub(super) const LANES: usize = 64;
+
+/// What a lane holds on one tier.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    pub(super) blocks: usize,
+    pub(super) digests: BucketDigests,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    /// Counts the uses of the lane.
+    pub(super) generation: u32,
+    pub(super) ledgers: [Ledger; 3],
+    /// Where the blocks are that it holds on any tier; after it was given up, until it has been swept, those it held.
+    pub(super) table: Table,
+}
+
+/// See the module. A set of lanes is a word, bit by bit.
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    pub(super) blocks: Blocks,
+    pub(super) lanes: Vec<Lane>,
+    /// Lanes that look-ups see.
+    pub(super) active: u64,
+    /// Lanes that are being filled.
+    pub(super) hidden: u64,
+    /// Lanes that were given up and are being swept out of the pages.
+    pub(super) dying: u64,
+    /// Lanes that were given up since the sweep began: the next one is theirs.
+    pub(super) queued: u64,
+    /// Pages to sweep.
+    pub(super) sweep: std::ops::Range<u32>,
+    /// Page to look at next for one that is nearly empty.
+    pub(super) clean: u32,
+    /// Page to evict from next.
+    pub(super) oldest: std::collections::VecDeque<(u32, u32)>,
+    /// Pairs of all lanes on all tiers.
+    pub(super) pairs: usize,
+    /// Of these: not on the device.
+    pub(super) lower: usize,
+}
+
+/// Where an event's blocks go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Target {
+    pub(super) lane: usize,
+    pub(super) generation: u32,
+    pub(super) tier: Tier,
+}
+
+/// The lane has another use by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Retired;
+
+impl Shard {
+    /// Lanes whose pairs count.
+    pub(super) fn held(&self) -> u64 {
+        self.active | self.hidden
+    }
+
+    pub(super) fn lane(&self, lane: usize, generation: u32) -> Result<&Lane, Retired> {
+        self.lanes.get(lane).filter(|found| found.generation == generation).ok_or(Retired)
+    }
+
+    /// Takes an unused lane, seen by look-ups or hidden; none when all are in use.
+    pub(super) fn open_lane(&mut self, seen: bool) -> Option<(usize, u32)> {
+        let free = |shard: &Self| !(shard.held() | shard.dying | shard.queued);
+        if free(self) == 0 {
+            self.sweep_all();
+        }
+        let lane = ones(free(self)).next()?;
+        while self.lanes.len() <= lane {
+            self.lanes.push(Lane::default());
+        }
+        let set = if seen { &mut self.active } else { &mut self.hidden };
+        *set |= 1 << lane;
+        Some((lane, self.lanes[lane].generation))
+    }
+
+    /// A hidden lane is seen from now on.
+    pub(super) fn show(&mut self, lane: usize) {
+        self.hidden &= !(1 << lane);
+        self.active |= 1 << lane;
+    }
+
+    /// Gives a lane up and all it holds; how many pairs that were. Costs nothing in proportion to them here: upkeep sweeps.
+    pub(super) fn retire(&mut self, lane: usize) -> usize {
+        let Some(found) = self.lanes.get_mut(lane) else { return 0 };
+        let generation = found.generation.wrapping_add(1);
+        let table = std::mem::take(&mut found.table);
+        let gone = std::mem::replace(found, Lane { generation, table, ..Lane::default() });
+        let of = |tier: Tier| gone.ledgers[tier as usize].blocks;
+        let (device, lower) = (of(Tier::Device), of(Tier::Host) + of(Tier::Disk));
+        self.pairs -= device + lower;
+        self.lower -= lower;
+        self.active &= !(1 << lane);
+        self.hidden &= !(1 << lane);
+        if self.pairs == 0 {
+            self.forget_all();
+        } else if device + lower > 0 {
+            self.queued |= 1 << lane;
+            self.sweep_if_small();
+        }
+        device + lower
+    }
+
+    /// A lane holds a chain after `parent`. The pairs that are new.
+    pub(super) fn store(
+        &mut self,
+        target: Target,
+        parent: Option<BlockHash>,
+        chain: &[BlockHash],
+    ) -> Result<usize, Retired> {
+        self.lane(target.lane, target.generation)?;
+        let before = parent.and_then(|hash| self.find(target.lane, hash));
+        let added = self.store_chain(target, before, chain);
+        self.pairs += added;
+        if target.tier != Tier::Device {
+            self.lower += added;
+        }
+        self.tidy(chain.len());
+        Ok(added)
+    }
+
+    fn store_chain(&mut self, target: Target, mut before: Option<Place>, chain: &[BlockHash]) -> usize {
+        let Target { lane, tier, .. } = target;
+        let bit = 1 << lane;
+        let others = self.held() | self.dying | self.queued;
+        let Self { blocks, lanes, .. } = self;
+        let warm = |blocks: &Blocks, lane: &Lane, print| {
+            blocks.warm(print);
+            lane.table.warm(print);
+        };
+        let mut ahead = Ahead::new(chain, |print| warm(blocks, &lanes[lane], print));
+        let (mut added, mut segment) = (0, None);
+        while let Some((hash, print)) = ahead.next(|print| warm(blocks, &lanes[lane], print)) {
+            let known = blocks.child(before, hash, print);
+            // Linked, it would lie beside the block before it: look farther only when that one is not known.
+            let known = known.or_else(|| if before.is_none() { linked(blocks, lanes, others, hash, print) } else { None });
+            let place = known.unwrap_or_else(|| blocks.add(before, hash, print));
+            before = Some(place);
+            let (number, at) = split(place);
+            if segment != Some((number, at / SEGMENT)) {
+                sum(blocks, segment.replace((number, at / SEGMENT)));
+            }
+            let Some(page) = blocks.pages.get_mut(number) else { continue };
+            let held = page.holders(at) & bit != 0;
+            if page.add(tier, at, bit) {
+                let lane = &mut lanes[lane];
+                lane.ledgers[tier as usize].digests.toggle(hash);
+                if !held {
+                    lane.table.insert(print, place, &blocks.pages);
+                }
+                added += 1;
+            }
+        }
+        sum(blocks, segment);
+        lanes[lane].ledgers[tier as usize].blocks += added;
+        added
+    }
+
+    /// Where a block is that the lane likely holds.
+    fn find(&self, lane: usize, hash: BlockHash) -> Option<Place> {
+        let print = Print::of(hash);
+        let own = self.blocks.in_table(&self.lanes[lane].table, print, hash);
+        let others = self.held() | self.dying | self.queued;
+        own.or_else(|| self.blocks.head(print, hash))
+            .or_else(|| linked(&self.blocks, &self.lanes, others, hash, print))
+    }
+
+    /// A lane holds these blocks no longer. The pairs that are gone.
+    pub(super) fn remove(&mut self, target: Target, hashes: &[BlockHash]) -> Result<usize, Retired> {
+        self.lane(target.lane, target.generation)?;
+        let removed = self.remove_blocks(target, hashes);
+        self.pairs -= removed;
+        if target.tier != Tier::Device {
+            self.lower -= removed;
+        }
+        self.tidy(hashes.len());
+        Ok(removed)
+    }
+
+    fn remove_blocks(&mut self, target: Target, hashes: &[BlockHash]) -> usize {
+        let Target { lane, tier, .. } = target;
+        let (bit, held) = (1 << lane, self.held());
+        let Self { blocks, lanes, .. } = self;
+        let Lane { ledgers, table, .. } = &mut lanes[lane];
+        let ledger = &mut ledgers[tier as usize];
+        let mut ahead = Ahead::new(hashes, |print| table.warm(print));
+        let (mut removed, mut last) = (0, None);
+        // Places of one page that nobody holds any more: they are buried together.
+        let mut empty = (0, 0);
+        while let Some((hash, print)) = ahead.next(|print| table.warm(print)) {
+            let near = last.and_then(|last| beside(blocks, last, hash));
+            let Some(place) = near.or_else(|| blocks.in_table(table, print, hash)) else { continue };
+            let (number, at) = split(place);
+            if last.is_none_or(|last| split(last).0 != number) {
+                blocks.pages.get(number).warm();
+            }
+            last = Some(place);
+            let Some(page) = blocks.pages.get_mut(number) else { continue };
+            if !page.take(tier, at, bit) {
+                continue;
+            }
+            ledger.digests.toggle(hash);
+            removed += 1;
+            let holders = page.holders(at);
+            if holders & bit == 0 {
+                table.remove(print, place, &blocks.pages);
+            }
+            if holders & held == 0 {
+                if empty.0 != number && empty.1 != 0 {
+                    blocks.bury(empty.0, empty.1);
+                    empty.1 = 0;
+                }
+                empty = (number, empty.1 | 1 << at);
+            }
+        }
+        if empty.1 != 0 {
+            blocks.bury(empty.0, empty.1);
+        }
+        ledger.blocks -= removed;
+        removed
+    }
+
+    /// The blocks a lane holds on a tier, of one bucket or of all, as they lie.
+    pub(super) fn list(&self, target: Target, bucket: Option<usize>) -> Result<Vec<BlockHash>, Retired> {
+        let lane = self.lane(target.lane, target.generation)?;
+        let mut places: Vec<Place> = lane.table.places().collect();
+        places.sort_unstable();
+        let of = |place: Place| {
+            let (number, at) = split(place);
+            let page = self.blocks.pages.get(number);
+            (page.on(target.tier, at) >> target.lane & 1 == 1).then(|| page.hashes[at])
+        };
+        let wanted = |hash: &BlockHash| bucket.is_none_or(|bucket| BucketDigests::bucket(*hash) == bucket);
+        Ok(places.into_iter().filter_map(of).filter(wanted).collect())
+    }
+}
+
+#[cfg(test)]
+impl Shard {
+    /// Whether pages, heads, lanes and counts agree.
+    pub(super) fn check(&self) {
+        self.blocks.check();
+        let mut pairs = [[0; 3]; LANES];
+        let mut held = [0; LANES];
+        for number in 0..self.blocks.pages.numbers() {
+            let page = self.blocks.pages.get(number);
+            for at in ones(page.live) {
+                let (place, hash) = (number * PAGE as u32 + at as u32, page.hashes[at]);
+                for lane in ones(page.holders(at) & self.held()) {
+                    let found = self.blocks.in_table(&self.lanes[lane].table, Print::of(hash), hash);
+                    assert_eq!(found, Some(place), "a lane finds what it holds");
+                    held[lane] += 1;
+                    for tier in Tier::ALL {
+                        pairs[lane][tier as usize] += (page.on(tier, at) >> lane & 1) as usize;
+                    }
+                }
+            }
+        }
+        for lane in ones(self.held()) {
+            assert_eq!(self.lanes[lane].table.len(), held[lane], "a lane finds nothing else");
+            let counts = self.lanes[lane].ledgers.each_ref().map(|ledger| ledger.blocks);
+            assert_eq!(counts, pairs[lane], "counts are those of the pages");
+        }
+        assert_eq!(self.pairs, pairs.iter().flatten().sum::<usize>());
+        assert_eq!(self.lower, pairs.iter().map(|tiers| tiers[1] + tiers[2]).sum::<usize>());
+    }
+}
+
+/// Where a linked block is: some lane holds it.
+#[cold]
+fn linked(blocks: &Blocks, lanes: &[Lane], among: u64, hash: BlockHash, print: Print) -> Option<Place> {
+    let tables = ones(among).map(|lane| &lanes[lane].table);
+    tables.filter(|table| table.len() > 0).find_map(|table| blocks.in_table(table, print, hash))
+}
+
+/// The place beside `last` that holds this block: removals come in runs, mostly backwards.
+#[inline]
+fn beside(blocks: &Blocks, last: Place, hash: BlockHash) -> Option<Place> {
+    let (number, at) = split(last);
+    let page = blocks.pages.get(number);
+    if at > 0 && page.holds(at - 1, hash) {
+        return Some(last - 1);
+    }
+    (at + 1 < PAGE && page.holds(at + 1, hash)).then_some(last + 1)
+}
+
+/// Brings the summary of a segment up to date.
+fn sum(blocks: &mut Blocks, segment: Option<(u32, usize)>) {
+    if let Some((number, segment)) = segment
+        && let Some(page) = blocks.pages.get_mut(number)
+    {
+        page.sum(segment);
+    }
+}
