@@ -94,7 +94,8 @@ impl Subject for Ours {
     type Query = Vec<BlockHash>;
 
     fn event(&self, log: &Log, op: &Op) -> Self::Event {
-        let hashes = |range: &std::ops::Range<usize>| log.blocks[range.clone()].iter().map(|block| hash(*block)).collect();
+        let hashes =
+            |range: &std::ops::Range<usize>| log.blocks[range.clone()].iter().map(|block| hash(*block)).collect();
         match op {
             Op::Find { .. } => (0, KvEvent::Removed { blocks: Vec::new() }),
             Op::Store { worker, parent, chain } => {

@@ -45,7 +45,8 @@ pub fn record(trace: impl BufRead, how: Recording) -> Result<Log, String> {
         let line = line.map_err(|error| wrong(&error))?;
         let request: Request = serde_json::from_str(&line).map_err(|error| wrong(&error))?;
         let parts = TRACE_BLOCK / how.block_tokens;
-        let chain: Vec<u32> = request.hash_ids.iter().flat_map(|id| (0..parts).map(move |part| id * parts + part)).collect();
+        let chain: Vec<u32> =
+            request.hash_ids.iter().flat_map(|id| (0..parts).map(move |part| id * parts + part)).collect();
         let range = log.push_blocks(chain.iter().copied());
         log.ops.push(Op::Find { chain: range });
         let worker = choose(&workers, &chain);
@@ -116,8 +117,9 @@ mod tests {
 
     #[test]
     fn a_recorded_log_reads_back_and_its_removals_keep_the_cache_size() {
-        let trace: String =
-            (0..60u32).map(|n| format!("{{\"timestamp\":0,\"hash_ids\":[0,{},{}]}}\n", n % 7 + 1, n % 23 + 10)).collect();
+        let trace: String = (0..60u32)
+            .map(|n| format!("{{\"timestamp\":0,\"hash_ids\":[0,{},{}]}}\n", n % 7 + 1, n % 23 + 10))
+            .collect();
         let how = Recording { workers: 2, cache_blocks: 300, block_tokens: 16 };
         let log = record(trace.as_bytes(), how).expect("a trace");
         let mut bytes = Vec::new();

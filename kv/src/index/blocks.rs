@@ -12,38 +12,21 @@ use super::{
     table::{Hashes, Print, Table},
 };
 
-/// Blocks whose table entries are on the way to the cache while one is worked on.
-const AHEAD: usize = 32;
+/// Blocks that are worked on together, while the table entries of as many more are on the way to the cache.
+pub(super) const AHEAD: usize = 32;
 
-/// Blocks with their prints, in order; what `warm` fetches for the next [`AHEAD`] ones is on its way.
-pub(super) struct Ahead<'a> {
-    hashes: &'a [BlockHash],
-    prints: [Print; AHEAD],
-    at: usize,
-}
+/// The prints of some blocks.
+pub(super) type Prints = [Print; AHEAD];
 
-impl<'a> Ahead<'a> {
-    pub(super) fn new(hashes: &'a [BlockHash], warm: impl Fn(Print)) -> Self {
-        let mut prints = [Print::default(); AHEAD];
-        for (print, hash) in prints.iter_mut().zip(hashes) {
-            *print = Print::of(*hash);
-            warm(*print);
-        }
-        Self { hashes, prints, at: 0 }
+/// The prints of the first [`AHEAD`] blocks, each shown to `warm`.
+#[inline]
+pub(super) fn prints(hashes: &[BlockHash], warm: impl Fn(Print)) -> Prints {
+    let mut prints = Prints::default();
+    for (print, hash) in prints.iter_mut().zip(hashes) {
+        *print = Print::of(*hash);
+        warm(*print);
     }
-
-    #[inline]
-    pub(super) fn next(&mut self, warm: impl Fn(Print)) -> Option<(BlockHash, Print)> {
-        let hash = *self.hashes.get(self.at)?;
-        let print = &mut self.prints[self.at % AHEAD];
-        let this = *print;
-        if let Some(later) = self.hashes.get(self.at + AHEAD) {
-            *print = Print::of(*later);
-            warm(*print);
-        }
-        self.at += 1;
-        Some((hash, this))
-    }
+    prints
 }
 
 /// See the module.
@@ -61,10 +44,16 @@ impl Blocks {
         self.heads.probe(print, |place| self.pages.hash(place) == hash)
     }
 
-    /// Fetches what a look for a head reads first.
+    /// Puts down new blocks that follow the last one put down, as many as are not heads and find room in its page: the
+    /// first place and how many. The block before them is new too, so nobody has them unless they are heads.
     #[inline]
-    pub(super) fn warm(&self, print: Print) {
-        self.heads.warm(print);
+    pub(super) fn append_run(&mut self, before: Place, hashes: &[BlockHash], prints: &[Print]) -> usize {
+        let (number, at) = split(before);
+        let last = number == self.pages.open && self.pages.get(number).fill as usize == at + 1;
+        let room = if last { PAGE - 1 - at } else { 0 };
+        let most = prints.iter().take(room.min(hashes.len())).take_while(|print| self.heads.lacks(**print)).count();
+        self.pages.append_run(at + 1, &hashes[..most]);
+        most
     }
 
     /// Where a lane's table has a live block.
@@ -125,6 +114,9 @@ impl Blocks {
 
     /// Nobody holds these live places of a page any more: those after them become heads.
     pub(super) fn bury(&mut self, number: u32, places: u64) {
+        if places == 0 {
+            return;
+        }
         let page = self.pages.get(number);
         let (hashes, linked) = (&page.hashes, page.links);
         let orphans = (places << 1) & linked & page.live & !places;

@@ -41,6 +41,7 @@ use lock::ShortLock;
 pub use place::{Cache, Holder, Match, Overlap, Tier};
 use registry::Registry;
 use shard::{LANES, Retired, Shard, Target};
+pub use sync::Bucket;
 
 /// Shards at most.
 const SHARDS_MAX: usize = 1024;
@@ -173,11 +174,15 @@ impl PrefixIndex {
         match event {
             KvEvent::Stored { parent, blocks } => {
                 let holder = self.holder(id, given, cache.rank)?;
-                let mut applied = self.store(id, holder, cache.tier, *parent, blocks)?;
+                let mut applied =
+                    self.store(holder, cache.tier, *parent, blocks).map_err(|Retired| sync::unknown(id))?;
                 applied.evicted = self.enforce_limit();
                 Ok(applied)
             }
-            KvEvent::Removed { blocks } => self.remove(id, self.holder(id, given, cache.rank)?, cache.tier, blocks),
+            KvEvent::Removed { blocks } => {
+                let holder = self.holder(id, given, cache.rank)?;
+                self.remove(holder, cache.tier, blocks).map_err(|Retired| sync::unknown(id))
+            }
             KvEvent::Cleared => Ok(Applied { added: 0, unchanged: 0, ..self.reset_in(id, given, cache, &[])? }),
         }
     }

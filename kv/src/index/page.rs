@@ -263,6 +263,20 @@ impl Pages {
         open * PAGE as u32 + at as u32
     }
 
+    /// Puts linked blocks down at the end of the open page, which ends at `at` and has room.
+    #[inline]
+    pub(super) fn append_run(&mut self, at: usize, hashes: &[BlockHash]) {
+        let open = self.open;
+        let Some(page) = self.get_mut(open).filter(|_| !hashes.is_empty()) else { return };
+        page.hashes[at..at + hashes.len()].copy_from_slice(hashes);
+        page.fill += hashes.len() as u32;
+        let places = (u64::MAX >> (PAGE - hashes.len())) << at;
+        page.live |= places;
+        page.links |= places;
+        self.live[open as usize] += hashes.len() as u8;
+        self.blocks += hashes.len();
+    }
+
     fn open_page(&mut self) {
         let page = Box::new(Page::new(self.opened));
         self.opened = self.opened.wrapping_add(1);

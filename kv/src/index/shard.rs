@@ -7,7 +7,7 @@
 use starling_ids::BlockHash;
 
 use super::{
-    blocks::{Ahead, Blocks},
+    blocks::{AHEAD, Blocks, prints},
     page::{PAGE, Place, SEGMENT, ones, split},
     place::Tier,
     table::{Print, Table},
@@ -141,39 +141,78 @@ impl Shard {
     }
 
     fn store_chain(&mut self, target: Target, mut before: Option<Place>, chain: &[BlockHash]) -> usize {
+        let table = &self.lanes[target.lane].table;
+        let mut ahead = prints(chain, |print| table.warm(print));
+        let mut added = 0;
+        for (at, some) in chain.chunks(AHEAD).enumerate() {
+            let now = ahead;
+            let table = &self.lanes[target.lane].table;
+            ahead = prints(chain.get((at + 1) * AHEAD..).unwrap_or_default(), |print| table.warm(print));
+            added += self.store_some(target, &mut before, some, &now[..some.len()]);
+        }
+        self.lanes[target.lane].ledgers[target.tier as usize].blocks += added;
+        added
+    }
+
+    fn store_some(
+        &mut self,
+        target: Target,
+        before: &mut Option<Place>,
+        chain: &[BlockHash],
+        prints: &[Print],
+    ) -> usize {
+        let (mut added, mut at) = (0, 0);
+        while at < chain.len() {
+            let (hash, print) = (chain[at], prints[at]);
+            let known = self.known(*before, hash, print);
+            let place = known.unwrap_or_else(|| self.blocks.add(*before, hash, print));
+            added += self.join(target, place, &chain[at..=at], &prints[at..=at]);
+            *before = Some(place);
+            at += 1;
+            if known.is_none() {
+                let run = self.blocks.append_run(place, &chain[at..], &prints[at..]);
+                added += self.join(target, place + 1, &chain[at..at + run], &prints[at..at + run]);
+                *before = Some(place + run as u32);
+                at += run;
+            }
+        }
+        added
+    }
+
+    /// Where a block is that follows the one at `before`, or an unknown one.
+    #[inline]
+    fn known(&mut self, before: Option<Place>, hash: BlockHash, print: Print) -> Option<Place> {
+        let known = self.blocks.child(before, hash, print);
+        // Linked, it would lie beside the block before it: look farther only when that one is not known.
+        if known.is_some() || before.is_some() {
+            return known;
+        }
+        linked(&self.blocks, &self.lanes, self.held() | self.dying | self.queued, hash, print)
+    }
+
+    /// The lane holds blocks that lie side by side from `place` on. The pairs that are new.
+    #[inline]
+    fn join(&mut self, target: Target, place: Place, hashes: &[BlockHash], prints: &[Print]) -> usize {
         let Target { lane, tier, .. } = target;
         let bit = 1 << lane;
-        let others = self.held() | self.dying | self.queued;
-        let Self { blocks, lanes, .. } = self;
-        let warm = |blocks: &Blocks, lane: &Lane, print| {
-            blocks.warm(print);
-            lane.table.warm(print);
-        };
-        let mut ahead = Ahead::new(chain, |print| warm(blocks, &lanes[lane], print));
-        let (mut added, mut segment) = (0, None);
-        while let Some((hash, print)) = ahead.next(|print| warm(blocks, &lanes[lane], print)) {
-            let known = blocks.child(before, hash, print);
-            // Linked, it would lie beside the block before it: look farther only when that one is not known.
-            let known = known.or_else(|| if before.is_none() { linked(blocks, lanes, others, hash, print) } else { None });
-            let place = known.unwrap_or_else(|| blocks.add(before, hash, print));
-            before = Some(place);
-            let (number, at) = split(place);
-            if segment != Some((number, at / SEGMENT)) {
-                sum(blocks, segment.replace((number, at / SEGMENT)));
-            }
-            let Some(page) = blocks.pages.get_mut(number) else { continue };
-            let held = page.holders(at) & bit != 0;
-            if page.add(tier, at, bit) {
-                let lane = &mut lanes[lane];
-                lane.ledgers[tier as usize].digests.toggle(hash);
-                if !held {
-                    lane.table.insert(print, place, &blocks.pages);
-                }
+        let Lane { ledgers, table, .. } = &mut self.lanes[lane];
+        let digests = &mut ledgers[tier as usize].digests;
+        let (number, at) = split(place);
+        let Some(page) = self.blocks.pages.get_mut(number).filter(|_| !hashes.is_empty()) else { return 0 };
+        let (mut fresh, mut added) = (0u64, 0);
+        for (k, hash) in hashes.iter().enumerate() {
+            fresh |= u64::from(page.holders(at + k) & bit == 0) << k;
+            if page.add(tier, at + k, bit) {
+                digests.toggle(*hash);
                 added += 1;
             }
         }
-        sum(blocks, segment);
-        lanes[lane].ledgers[tier as usize].blocks += added;
+        (at / SEGMENT..=(at + hashes.len() - 1) / SEGMENT).for_each(|segment| page.sum(segment));
+        for (k, print) in prints.iter().enumerate() {
+            if fresh >> k & 1 == 1 {
+                table.insert(*print, place + k as u32, &self.blocks.pages);
+            }
+        }
         added
     }
 
@@ -182,8 +221,7 @@ impl Shard {
         let print = Print::of(hash);
         let own = self.blocks.in_table(&self.lanes[lane].table, print, hash);
         let others = self.held() | self.dying | self.queued;
-        own.or_else(|| self.blocks.head(print, hash))
-            .or_else(|| linked(&self.blocks, &self.lanes, others, hash, print))
+        own.or_else(|| self.blocks.head(print, hash)).or_else(|| linked(&self.blocks, &self.lanes, others, hash, print))
     }
 
     /// A lane holds these blocks no longer. The pairs that are gone.
@@ -199,45 +237,60 @@ impl Shard {
     }
 
     fn remove_blocks(&mut self, target: Target, hashes: &[BlockHash]) -> usize {
+        let table = &self.lanes[target.lane].table;
+        let mut ahead = prints(hashes, |print| table.warm(print));
+        let (mut removed, mut last, mut empty) = (0, None, (0, 0));
+        for (at, some) in hashes.chunks(AHEAD).enumerate() {
+            let now = ahead;
+            let table = &self.lanes[target.lane].table;
+            ahead = prints(hashes.get((at + 1) * AHEAD..).unwrap_or_default(), |print| table.warm(print));
+            removed += self.remove_some(target, (some, &now[..some.len()]), &mut last, &mut empty);
+        }
+        self.blocks.bury(empty.0, empty.1);
+        self.lanes[target.lane].ledgers[target.tier as usize].blocks -= removed;
+        removed
+    }
+
+    /// `empty`: places of one page that nobody holds any more; they are buried together, when another page is come to.
+    fn remove_some(
+        &mut self,
+        target: Target,
+        (hashes, prints): (&[BlockHash], &[Print]),
+        last: &mut Option<Place>,
+        empty: &mut (u32, u64),
+    ) -> usize {
         let Target { lane, tier, .. } = target;
         let (bit, held) = (1 << lane, self.held());
         let Self { blocks, lanes, .. } = self;
         let Lane { ledgers, table, .. } = &mut lanes[lane];
-        let ledger = &mut ledgers[tier as usize];
-        let mut ahead = Ahead::new(hashes, |print| table.warm(print));
-        let (mut removed, mut last) = (0, None);
-        // Places of one page that nobody holds any more: they are buried together.
-        let mut empty = (0, 0);
-        while let Some((hash, print)) = ahead.next(|print| table.warm(print)) {
-            let near = last.and_then(|last| beside(blocks, last, hash));
-            let Some(place) = near.or_else(|| blocks.in_table(table, print, hash)) else { continue };
+        let digests = &mut ledgers[tier as usize].digests;
+        let mut removed = 0;
+        for (hash, print) in hashes.iter().zip(prints) {
+            let near = last.and_then(|last| beside(blocks, last, *hash));
+            let Some(place) = near.or_else(|| blocks.in_table(table, *print, *hash)) else { continue };
             let (number, at) = split(place);
             if last.is_none_or(|last| split(last).0 != number) {
                 blocks.pages.get(number).warm();
             }
-            last = Some(place);
+            *last = Some(place);
             let Some(page) = blocks.pages.get_mut(number) else { continue };
             if !page.take(tier, at, bit) {
                 continue;
             }
-            ledger.digests.toggle(hash);
+            digests.toggle(*hash);
             removed += 1;
             let holders = page.holders(at);
             if holders & bit == 0 {
-                table.remove(print, place, &blocks.pages);
+                table.remove(*print, place, &blocks.pages);
             }
             if holders & held == 0 {
-                if empty.0 != number && empty.1 != 0 {
+                if empty.0 != number {
                     blocks.bury(empty.0, empty.1);
-                    empty.1 = 0;
+                    *empty = (number, 0);
                 }
-                empty = (number, empty.1 | 1 << at);
+                empty.1 |= 1 << at;
             }
         }
-        if empty.1 != 0 {
-            blocks.bury(empty.0, empty.1);
-        }
-        ledger.blocks -= removed;
         removed
     }
 
@@ -303,13 +356,4 @@ fn beside(blocks: &Blocks, last: Place, hash: BlockHash) -> Option<Place> {
         return Some(last - 1);
     }
     (at + 1 < PAGE && page.holds(at + 1, hash)).then_some(last + 1)
-}
-
-/// Brings the summary of a segment up to date.
-fn sum(blocks: &mut Blocks, segment: Option<(u32, usize)>) {
-    if let Some((number, segment)) = segment
-        && let Some(page) = blocks.pages.get_mut(number)
-    {
-        page.sum(segment);
-    }
 }

@@ -7,10 +7,19 @@ use std::{collections::HashSet, sync::atomic::Ordering};
 use starling_ids::{BlockHash, Incarnation, WorkerId};
 
 use super::{
-    Applied, Cache, Holder, IndexError, LANES, LANES_GIVEN, PrefixIndex, QUANTUM, Retired, SHARDS_MAX, Shard, ShortLock,
-    Target, Tier, at, registry::Registry,
+    Applied, Cache, Holder, IndexError, LANES, LANES_GIVEN, PrefixIndex, QUANTUM, Retired, SHARDS_MAX, Shard,
+    ShortLock, Target, Tier, at, registry::Registry,
 };
 use crate::hash::{BucketDigests, HashKeyed};
+
+/// What one bucket of a cache holds by its worker's word.
+#[derive(Debug, Clone, Copy)]
+pub struct Bucket<'a> {
+    /// Which, below [`BucketDigests::BUCKETS`].
+    pub bucket: usize,
+    /// All of its blocks, in any order; those of other buckets are passed over.
+    pub blocks: &'a [BlockHash],
+}
 
 impl PrefixIndex {
     /// Replaces what a worker holds on the device of rank 0 by its inventory: (hash before it, hash), in any order.
@@ -40,9 +49,9 @@ impl PrefixIndex {
             Ok(others.map(|tier| lane.ledgers[tier as usize].blocks).sum::<usize>() > 0)
         });
         let mut applied = if elsewhere.map_err(|Retired| unknown(id))? {
-            let old = self.list(id, holder, cache.tier, None)?;
-            let removed = self.remove(id, holder, cache.tier, &old)?.removed;
-            Applied { removed, ..self.fill(id, holder, cache.tier, inventory)? }
+            let old = self.list(holder, cache.tier, None).map_err(|Retired| unknown(id))?;
+            let removed = self.remove(holder, cache.tier, &old).map_err(|Retired| unknown(id))?.removed;
+            Applied { removed, ..self.fill(holder, cache.tier, inventory).map_err(|Retired| unknown(id))? }
         } else {
             self.replace(id, given, cache, inventory)?
         };
@@ -56,17 +65,17 @@ impl PrefixIndex {
         id: &WorkerId,
         given: Incarnation,
         cache: Cache,
-        bucket: usize,
-        blocks: &[BlockHash],
+        right: Bucket<'_>,
     ) -> Result<Applied, IndexError> {
+        let Bucket { bucket, blocks } = right;
         let holder = self.holder(id, given, cache.rank)?;
         let in_bucket = |hash: &&BlockHash| BucketDigests::bucket(**hash) == bucket;
         let wanted: HashSet<BlockHash, HashKeyed> = blocks.iter().filter(in_bucket).copied().collect();
-        let mut gone = self.list(id, holder, cache.tier, Some(bucket))?;
+        let mut gone = self.list(holder, cache.tier, Some(bucket)).map_err(|Retired| unknown(id))?;
         gone.retain(|hash| !wanted.contains(hash));
-        let removed = self.remove(id, holder, cache.tier, &gone)?.removed;
+        let removed = self.remove(holder, cache.tier, &gone).map_err(|Retired| unknown(id))?.removed;
         let alone: Vec<(Option<BlockHash>, BlockHash)> = wanted.into_iter().map(|hash| (None, hash)).collect();
-        let filled = self.fill(id, holder, cache.tier, &alone)?;
+        let filled = self.fill(holder, cache.tier, &alone).map_err(|Retired| unknown(id))?;
         Ok(Applied { removed, evicted: self.enforce_limit(), ..filled })
     }
 
@@ -74,19 +83,12 @@ impl PrefixIndex {
     #[must_use]
     pub fn held(&self, id: &WorkerId, cache: Cache, bucket: Option<usize>) -> Vec<BlockHash> {
         let holder = self.registry().ranks(id).iter().find(|(rank, _)| *rank == cache.rank).map(|(_, holder)| *holder);
-        holder.and_then(|holder| self.list(id, holder, cache.tier, bucket).ok()).unwrap_or_default()
+        holder.and_then(|holder| self.list(holder, cache.tier, bucket).ok()).unwrap_or_default()
     }
 
-    fn list(
-        &self,
-        id: &WorkerId,
-        holder: Holder,
-        tier: Tier,
-        bucket: Option<usize>,
-    ) -> Result<Vec<BlockHash>, IndexError> {
+    fn list(&self, holder: Holder, tier: Tier, bucket: Option<usize>) -> Result<Vec<BlockHash>, Retired> {
         let (shard, target) = at(holder, tier);
-        let cell = self.cell(shard).ok_or_else(|| unknown(id))?;
-        cell.read().list(target, bucket).map_err(|Retired| unknown(id))
+        self.cell(shard).ok_or(Retired)?.read().list(target, bucket)
     }
 
     /// Fills a lane that look-ups do not see, then puts it in the place of the rank's own.
@@ -99,17 +101,19 @@ impl PrefixIndex {
     ) -> Result<Applied, IndexError> {
         let old = self.holder(id, given, cache.rank)?;
         let (shard, old_target) = at(old, cache.tier);
-        let spare = if inventory.is_empty() { None } else { self.on(shard, |shard| Ok(shard.open_lane(false))).ok().flatten() };
+        let spare =
+            if inventory.is_empty() { None } else { self.on(shard, |shard| Ok(shard.open_lane(false))).ok().flatten() };
         let Some((lane, generation)) = spare else {
             // Every lane is in use, or there is nothing to fill one with: the rank has none for a moment.
-            let removed = self.swap(id, given, cache.rank, old, None)?;
+            let removed = self.swap(id, given, cache.rank, (old, None))?;
             let holder = self.holder(id, given, cache.rank)?;
-            return Ok(Applied { removed, ..self.fill(id, holder, cache.tier, inventory)? });
+            return Ok(Applied { removed, ..self.fill(holder, cache.tier, inventory).map_err(|Retired| unknown(id))? });
         };
         let new = Holder { lane: (shard * LANES + lane) as u32, generation };
-        let filled = self.fill(id, new, cache.tier, inventory);
-        let swapped = filled.and_then(|filled| Ok((self.swap(id, given, cache.rank, old, Some(new))?, filled)));
-        let (removed, filled) = swapped.inspect_err(|_| self.retire(shard, Target { lane, generation, ..old_target }))?;
+        let filled = self.fill(new, cache.tier, inventory).map_err(|Retired| unknown(id));
+        let swapped = filled.and_then(|filled| Ok((self.swap(id, given, cache.rank, (old, Some(new)))?, filled)));
+        let (removed, filled) =
+            swapped.inspect_err(|_| self.retire(shard, Target { lane, generation, ..old_target }))?;
         Ok(Applied { removed, ..filled })
     }
 
@@ -119,8 +123,7 @@ impl PrefixIndex {
         id: &WorkerId,
         given: Incarnation,
         rank: u16,
-        old: Holder,
-        new: Option<Holder>,
+        (old, new): (Holder, Option<Holder>),
     ) -> Result<usize, IndexError> {
         let mut registry = self.registry_mut();
         if registry.find(id, given, rank)? != Some(old) {
@@ -150,17 +153,16 @@ impl PrefixIndex {
     /// Stores an inventory, chain by chain where it is in order.
     fn fill(
         &self,
-        id: &WorkerId,
         holder: Holder,
         tier: Tier,
         inventory: &[(Option<BlockHash>, BlockHash)],
-    ) -> Result<Applied, IndexError> {
+    ) -> Result<Applied, Retired> {
         let mut applied = Applied::default();
         let mut hashes = Vec::new();
         for chain in inventory.chunk_by(|one, next| next.0 == Some(one.1)) {
             hashes.clear();
             hashes.extend(chain.iter().map(|(_, hash)| *hash));
-            let stored = self.store(id, holder, tier, chain[0].0, &hashes)?;
+            let stored = self.store(holder, tier, chain[0].0, &hashes)?;
             applied.added += stored.added;
             applied.unchanged += stored.unchanged;
         }
@@ -169,12 +171,11 @@ impl PrefixIndex {
 
     pub(super) fn store(
         &self,
-        id: &WorkerId,
         holder: Holder,
         tier: Tier,
         mut parent: Option<BlockHash>,
         chain: &[BlockHash],
-    ) -> Result<Applied, IndexError> {
+    ) -> Result<Applied, Retired> {
         let (shard, target) = at(holder, tier);
         let mut added = 0;
         for some in chain.chunks(QUANTUM) {
@@ -183,19 +184,13 @@ impl PrefixIndex {
                 self.memberships.fetch_add(new, Ordering::Relaxed);
                 Ok(new)
             });
-            added += stored.map_err(|Retired| unknown(id))?;
+            added += stored?;
             parent = some.last().copied();
         }
         Ok(Applied { added, unchanged: chain.len() - added, ..Applied::default() })
     }
 
-    pub(super) fn remove(
-        &self,
-        id: &WorkerId,
-        holder: Holder,
-        tier: Tier,
-        blocks: &[BlockHash],
-    ) -> Result<Applied, IndexError> {
+    pub(super) fn remove(&self, holder: Holder, tier: Tier, blocks: &[BlockHash]) -> Result<Applied, Retired> {
         let (shard, target) = at(holder, tier);
         let mut removed = 0;
         for some in blocks.chunks(QUANTUM) {
@@ -204,7 +199,7 @@ impl PrefixIndex {
                 self.memberships.fetch_sub(gone, Ordering::Relaxed);
                 Ok(gone)
             });
-            removed += gone.map_err(|Retired| unknown(id))?;
+            removed += gone?;
         }
         Ok(Applied { removed, unchanged: blocks.len() - removed, ..Applied::default() })
     }
@@ -296,6 +291,6 @@ impl PrefixIndex {
     }
 }
 
-fn unknown(id: &WorkerId) -> IndexError {
+pub(super) fn unknown(id: &WorkerId) -> IndexError {
     IndexError::UnknownWorker(id.clone())
 }

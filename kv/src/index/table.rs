@@ -5,7 +5,7 @@
 //! compares the whole hash there. Extendible hashing: a directory by the first bits points to segments of 128 buckets,
 //! so that growing and shrinking never touch more than one or two of them. An entry that does not fit goes to the next
 //! bucket, and every bucket counts the entries that went past it, so there are no graves and a miss reads one line.
-//! Bounds: 7 to 14 bytes an entry once there is more than one segment; a change costs one segment at most.
+//! Bounds: 9 to 18 bytes an entry once there is more than one segment; a change costs one segment at most.
 
 use starling_ids::BlockHash;
 
@@ -13,14 +13,16 @@ use super::prefetch::prefetch;
 
 /// Entries of a bucket: what fits in 64 bytes.
 const WAYS: usize = 12;
-/// Buckets of a segment: the first one grows up to this, all others are made so.
+/// Buckets of a segment; a table of one segment may have fewer.
 const SEGMENT: usize = 128;
 /// Buckets of an empty table.
 const SMALLEST: usize = 8;
-/// A segment splits when this many tenths of it are taken.
-const FULL_10THS: usize = 8;
-/// Two segments merge when both together would take at most this many tenths.
-const MERGED_10THS: usize = 4;
+/// Entries of a segment's bucket, on the average, at which the segment splits: few buckets are full then.
+const FULL: usize = 7;
+/// The same for two segments together at which they merge.
+const MERGED: usize = 4;
+/// Bits of the print that may choose the segment; beyond, entries go to the crowd.
+const DEPTH_MAX: u32 = 22;
 
 /// 64 bits of a hash, spread: the first choose the segment, the last the bucket, those between are kept in the entry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,6 +68,12 @@ impl Bucket {
         low >> 7 | (high & 0x8080_8080) >> 6
     }
 
+    /// The places of its entries.
+    fn taken(&self) -> impl Iterator<Item = u32> {
+        let Self { marks, places } = *self;
+        (0..WAYS).filter(move |way| marks[way / 8] >> (way % 8 * 8) & 0xff != 0).map(move |way| places[way])
+    }
+
     #[inline]
     fn set(&mut self, way: usize, mark: u8) {
         let shift = way % 8 * 8;
@@ -104,97 +112,15 @@ fn zero_bytes(word: u64) -> u64 {
 #[inline]
 fn way(found: u64) -> usize {
     let bit = found.trailing_zeros() as usize;
-    (bit % 8 * 8 + bit / 8) % WAYS
+    (bit % 8 * 8 + bit / 8).min(WAYS - 1)
 }
 
-#[derive(Debug)]
+/// What is known of a segment beside its buckets.
+#[derive(Debug, Clone, Copy)]
 struct Segment {
-    /// A power of two of them.
-    buckets: Box<[Bucket]>,
     len: u32,
-    /// Entries at which it is full.
-    most: u32,
     /// Bits of the print that all its entries share.
     depth: u32,
-}
-
-impl Segment {
-    fn new(buckets: usize, depth: u32) -> Self {
-        let most = (buckets * WAYS * FULL_10THS / 10) as u32;
-        Self { buckets: vec![Bucket::EMPTY; buckets].into_boxed_slice(), len: 0, most, depth }
-    }
-
-    /// Puts an entry in that is not there. There is room.
-    #[inline]
-    fn put(&mut self, print: Print, place: u32) {
-        let mask = self.buckets.len() - 1;
-        let mut at = print.bucket(mask);
-        self.len += 1;
-        loop {
-            let bucket = &mut self.buckets[at];
-            let free = bucket.with(0);
-            if free != 0 {
-                bucket.set(way(free), print.mark());
-                bucket.places[way(free)] = place;
-                return;
-            }
-            bucket.pass();
-            at = (at + 1) & mask;
-        }
-    }
-
-    /// The entry that `is` accepts: (bucket, way).
-    #[inline]
-    fn find(&self, print: Print, is: impl Fn(u32) -> bool) -> Option<(usize, usize)> {
-        let (mask, mark) = (self.buckets.len() - 1, print.mark());
-        let mut at = print.bucket(mask);
-        for _ in 0..self.buckets.len() {
-            let bucket = &self.buckets[at];
-            let mut found = bucket.with(mark);
-            while found != 0 {
-                if is(bucket.places[way(found)]) {
-                    return Some((at, way(found)));
-                }
-                found &= found - 1;
-            }
-            if bucket.past() == 0 {
-                return None;
-            }
-            at = (at + 1) & mask;
-        }
-        None
-    }
-
-    /// Takes an entry out; false when it is not there.
-    fn cut(&mut self, print: Print, place: u32) -> bool {
-        let Some((found, way)) = self.find(print, |other| other == place) else { return false };
-        self.buckets[found].set(way, 0);
-        self.len -= 1;
-        let mask = self.buckets.len() - 1;
-        let mut at = print.bucket(mask);
-        while at != found {
-            self.buckets[at].unpass();
-            at = (at + 1) & mask;
-        }
-        true
-    }
-
-    fn places(&self) -> impl Iterator<Item = u32> {
-        let taken = |bucket: &Bucket| {
-            let bucket = *bucket;
-            (0..WAYS).filter(move |way| bucket.marks[way / 8] >> (way % 8 * 8) as u32 & 0xff != 0).map(move |way| bucket.places[way])
-        };
-        self.buckets.iter().flat_map(taken)
-    }
-
-    /// All entries with their prints.
-    fn prints(&self, hashes: &impl Hashes) -> Vec<(Print, u32)> {
-        let mut entries = Vec::with_capacity(self.len as usize);
-        entries.extend(self.places().map(|place| (Print::default(), place)));
-        entries.iter().for_each(|(_, place)| hashes.warm(*place));
-        entries.iter_mut().for_each(|(print, place)| *print = Print::of(hashes.hash(*place)));
-        entries
-    }
 }
 
 /// Where the whole hashes are.
@@ -205,21 +131,33 @@ pub(super) trait Hashes {
     fn warm(&self, place: u32);
 }
 
-/// See the module. Hashes are read from the places when a segment is split, doubled or merged.
+/// See the module. Hashes are read from the places when a segment is split or merged.
 #[derive(Debug)]
 pub(super) struct Table {
     /// By the first `bits` bits of the print: which segment.
     directory: Vec<u32>,
     bits: u32,
+    /// Buckets of a segment, less one.
+    mask: usize,
+    /// Those of all segments, one segment after the other.
+    buckets: Vec<Bucket>,
     segments: Vec<Segment>,
-    /// Segments that are no longer in use, each of no buckets.
-    free: Vec<u32>,
+    /// Entries that more others agree with than chance allows: made-up hashes cost a search here, nothing else.
+    crowd: Vec<(Print, u32)>,
     len: usize,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        Self { directory: vec![0], bits: 0, segments: vec![Segment::new(SMALLEST, 0)], free: Vec::new(), len: 0 }
+        Self {
+            directory: vec![0],
+            bits: 0,
+            mask: SMALLEST - 1,
+            buckets: vec![Bucket::EMPTY; SMALLEST],
+            segments: vec![Segment { len: 0, depth: 0 }],
+            crowd: Vec::new(),
+            len: 0,
+        }
     }
 }
 
@@ -234,43 +172,116 @@ impl Table {
         self.directory[self.slot(print)] as usize
     }
 
+    /// The bucket at which a print's entries begin.
+    #[inline]
+    fn home(&self, print: Print) -> usize {
+        self.segment_of(print) * (self.mask + 1) + print.bucket(self.mask)
+    }
+
+    /// The bucket after one, in the same segment.
+    #[inline]
+    fn after(&self, bucket: usize) -> usize {
+        bucket & !self.mask | (bucket + 1) & self.mask
+    }
+
     /// Fetches what a later look-up of this print reads first.
     #[inline]
     pub(super) fn warm(&self, print: Print) {
-        let segment = &self.segments[self.segment_of(print)];
-        prefetch(&segment.buckets[print.bucket(segment.buckets.len() - 1)]);
+        prefetch(&self.buckets[self.home(print)]);
+    }
+
+    /// True when there is no entry like this; false says nothing.
+    #[inline]
+    pub(super) fn lacks(&self, print: Print) -> bool {
+        let bucket = &self.buckets[self.home(print)];
+        bucket.with(print.mark()) == 0 && bucket.past() == 0 && self.crowd.is_empty()
     }
 
     /// The place that `is` accepts among those with this print.
     #[inline]
     pub(super) fn probe(&self, print: Print, is: impl Fn(u32) -> bool) -> Option<u32> {
-        let segment = &self.segments[self.segment_of(print)];
-        segment.find(print, is).map(|(bucket, way)| segment.buckets[bucket].places[way])
+        if let Some((bucket, way)) = self.find(print, &is) {
+            return Some(self.buckets[bucket].places[way]);
+        }
+        self.crowd.iter().find(|(other, place)| *other == print && is(*place)).map(|(_, place)| *place)
+    }
+
+    #[inline]
+    fn find(&self, print: Print, is: impl Fn(u32) -> bool) -> Option<(usize, usize)> {
+        let mut at = self.home(print);
+        for _ in 0..=self.mask {
+            let bucket = &self.buckets[at];
+            let mut found = bucket.with(print.mark());
+            while found != 0 {
+                let way = way(found);
+                if is(bucket.places[way]) {
+                    return Some((at, way));
+                }
+                found &= found - 1;
+            }
+            if bucket.past() == 0 {
+                return None;
+            }
+            at = self.after(at);
+        }
+        None
     }
 
     /// Puts an entry in that is not there.
     #[inline]
     pub(super) fn insert(&mut self, print: Print, place: u32, hashes: &impl Hashes) {
-        let mut at = self.segment_of(print);
-        while self.segments[at].len >= self.segments[at].most {
-            self.grow(print, hashes);
-            at = self.segment_of(print);
-        }
-        self.segments[at].put(print, place);
         self.len += 1;
+        let mut segment = self.segment_of(print);
+        while self.segments[segment].len as usize > FULL * self.mask {
+            if !self.grow(segment, print, hashes) {
+                self.crowd.push((print, place));
+                return;
+            }
+            segment = self.segment_of(print);
+        }
+        self.put(segment, print, place);
+    }
+
+    /// Puts an entry into a segment that has room.
+    #[inline]
+    fn put(&mut self, segment: usize, print: Print, place: u32) {
+        self.segments[segment].len += 1;
+        let mut at = segment * (self.mask + 1) + print.bucket(self.mask);
+        loop {
+            let bucket = &mut self.buckets[at];
+            let free = bucket.with(0);
+            if free != 0 {
+                let way = way(free);
+                bucket.set(way, print.mark());
+                bucket.places[way] = place;
+                return;
+            }
+            bucket.pass();
+            at = self.after(at);
+        }
     }
 
     /// Takes an entry out; one that is not there changes nothing.
     #[inline]
     pub(super) fn remove(&mut self, print: Print, place: u32, hashes: &impl Hashes) {
-        let at = self.segment_of(print);
-        let segment = &mut self.segments[at];
-        if !segment.cut(print, place) {
+        let Some((found, way)) = self.find(print, |other| other == place) else {
+            let at = self.crowd.iter().position(|entry| *entry == (print, place));
+            self.len -= usize::from(at.is_some());
+            at.map(|at| self.crowd.swap_remove(at));
             return;
+        };
+        self.buckets[found].set(way, 0);
+        let mut at = self.home(print);
+        while at != found {
+            self.buckets[at].unpass();
+            at = self.after(at);
         }
         self.len -= 1;
-        if segment.depth > 0 && segment.len as usize * 20 < SEGMENT * WAYS * MERGED_10THS {
-            self.merge(print, hashes);
+        let segment = self.segment_of(print);
+        let Segment { len, depth } = &mut self.segments[segment];
+        *len -= 1;
+        if *depth > 0 && (*len as usize) < MERGED / 2 * SEGMENT {
+            self.merge(segment, print, hashes);
         } else if self.len == 0 {
             *self = Self::default();
         }
@@ -278,95 +289,113 @@ impl Table {
 
     /// The block at `old` is at `new` now.
     pub(super) fn relocate(&mut self, print: Print, old: u32, new: u32) {
-        let at = self.segment_of(print);
-        let segment = &mut self.segments[at];
-        if let Some((bucket, way)) = segment.find(print, |place| place == old) {
-            segment.buckets[bucket].places[way] = new;
+        if let Some((bucket, way)) = self.find(print, |place| place == old) {
+            self.buckets[bucket].places[way] = new;
+        } else if let Some(entry) = self.crowd.iter_mut().find(|entry| **entry == (print, old)) {
+            entry.1 = new;
         }
     }
 
-    /// Splits the print's segment in two. One whose entries agree in far more bits than chance allows is doubled instead:
-    /// made-up hashes cost their own segment, not the directory.
+    /// Makes a full segment two, or the only one larger; false when its entries agree in far more bits than chance allows.
     #[cold]
-    fn grow(&mut self, print: Print, hashes: &impl Hashes) {
-        let at = self.segment_of(print);
-        let depth = self.segments[at].depth;
-        let deepest = (self.len / (SEGMENT * WAYS) + 1).ilog2() + 4;
-        let buckets = self.segments[at].buckets.len();
-        if buckets < SEGMENT || depth >= deepest.min(22) {
-            let old = std::mem::replace(&mut self.segments[at], Segment::new(buckets * 2, depth));
-            old.prints(hashes).into_iter().for_each(|(print, place)| self.segments[at].put(print, place));
-            return;
+    fn grow(&mut self, segment: usize, print: Print, hashes: &impl Hashes) -> bool {
+        if self.mask + 1 < SEGMENT {
+            let entries = self.take(segment, hashes);
+            self.mask = 2 * self.mask + 1;
+            self.buckets = vec![Bucket::EMPTY; self.mask + 1];
+            entries.into_iter().for_each(|(print, place)| self.put(segment, print, place));
+            return true;
+        }
+        let depth = self.segments[segment].depth;
+        if depth >= ((self.len / (FULL * SEGMENT) + 1).ilog2() + 4).min(DEPTH_MAX) {
+            return false;
         }
         if depth == self.bits {
             self.directory = self.directory.iter().flat_map(|segment| [*segment, *segment]).collect();
             self.bits += 1;
         }
-        let old = std::mem::replace(&mut self.segments[at], Segment::new(buckets, depth + 1));
-        let other = self.add(Segment::new(buckets, depth + 1));
-        // The first bit in which the two differ.
-        let bit = 63 - depth;
-        for (print, place) in old.prints(hashes) {
-            let side = if print.0 >> bit & 1 == 1 { other } else { at };
-            self.segments[side].put(print, place);
+        let entries = self.take(segment, hashes);
+        let other = self.segments.len();
+        self.segments[segment].depth = depth + 1;
+        self.segments.push(Segment { len: 0, depth: depth + 1 });
+        // By eighths, not by doubling.
+        if self.buckets.len() == self.buckets.capacity() {
+            self.buckets.reserve_exact(SEGMENT * (other / 8 + 1));
         }
+        self.buckets.resize(self.buckets.len() + SEGMENT, Bucket::EMPTY);
         let span = 1usize << (self.bits - depth);
         let begin = self.slot(print) & !(span - 1);
         self.directory[begin + span / 2..begin + span].fill(other as u32);
-    }
-
-    fn add(&mut self, segment: Segment) -> usize {
-        if let Some(at) = self.free.pop() {
-            self.segments[at as usize] = segment;
-            return at as usize;
+        for (print, place) in entries {
+            self.put(self.segment_of(print), print, place);
         }
-        self.segments.push(segment);
-        self.segments.len() - 1
+        true
     }
 
-    /// Joins the print's segment with the one it was split from, when both are nearly empty.
+    /// Empties a segment; its entries with their prints.
+    fn take(&mut self, segment: usize, hashes: &impl Hashes) -> Vec<(Print, u32)> {
+        let range = segment * (self.mask + 1)..(segment + 1) * (self.mask + 1);
+        let mut entries = Vec::with_capacity(self.segments[segment].len as usize);
+        entries
+            .extend(self.buckets[range.clone()].iter().flat_map(Bucket::taken).map(|place| (Print::default(), place)));
+        entries.iter().for_each(|(_, place)| hashes.warm(*place));
+        entries.iter_mut().for_each(|(print, place)| *print = Print::of(hashes.hash(*place)));
+        self.buckets[range].fill(Bucket::EMPTY);
+        self.segments[segment].len = 0;
+        entries
+    }
+
+    /// Joins a segment with the one it was split from, when both are nearly empty. The last one takes the free place.
     #[cold]
-    fn merge(&mut self, print: Print, hashes: &impl Hashes) {
-        let at = self.segment_of(print);
-        let depth = self.segments[at].depth;
+    fn merge(&mut self, segment: usize, print: Print, hashes: &impl Hashes) {
+        let depth = self.segments[segment].depth;
         let span = 1usize << (self.bits - depth);
         let begin = self.slot(print) & !(span - 1);
         let other = self.directory[begin ^ span] as usize;
-        let together = (self.segments[at].len + self.segments[other].len) as usize;
-        if self.segments[other].depth != depth || together * 10 > SEGMENT * WAYS * MERGED_10THS {
+        let together = (self.segments[segment].len + self.segments[other].len) as usize;
+        if self.segments[other].depth != depth || together > MERGED * SEGMENT {
             return;
         }
-        let first = std::mem::replace(&mut self.segments[at], Segment::new(SEGMENT, depth - 1));
-        let second = std::mem::replace(&mut self.segments[other], Segment::new(0, u32::MAX));
-        self.free.push(other as u32);
-        for (print, place) in first.prints(hashes).into_iter().chain(second.prints(hashes)) {
-            self.segments[at].put(print, place);
-        }
-        let begin = begin & !(2 * span - 1);
-        self.directory[begin..begin + 2 * span].fill(at as u32);
+        let entries = self.take(other, hashes);
+        let both = begin & !(2 * span - 1);
+        self.directory[both..both + 2 * span].fill(segment as u32);
+        self.segments[segment].depth = depth - 1;
+        entries.into_iter().for_each(|(print, place)| self.put(segment, print, place));
+        self.drop_segment(other);
         self.halve();
     }
 
-    /// Gives back half of the directory while no segment needs all of its bits. Looked at only now and then, for it reads them all.
+    /// The last segment moves to the place of an empty one.
+    fn drop_segment(&mut self, empty: usize) {
+        let last = self.segments.len() - 1;
+        if empty != last {
+            self.buckets.copy_within(last * SEGMENT..(last + 1) * SEGMENT, empty * SEGMENT);
+            self.directory
+                .iter_mut()
+                .filter(|segment| **segment == last as u32)
+                .for_each(|segment| *segment = empty as u32);
+        }
+        self.segments.swap_remove(empty);
+        self.buckets.truncate(last * SEGMENT);
+        if self.buckets.capacity() > self.buckets.len() + self.buckets.len() / 4 + 8 * SEGMENT {
+            self.buckets.shrink_to(self.buckets.len() + self.buckets.len() / 8);
+        }
+    }
+
+    /// Gives back half of the directory while no segment needs all of its bits.
     fn halve(&mut self) {
-        let used = self.segments.len() - self.free.len();
-        while self.bits > 0 && used * 4 <= self.directory.len() {
-            let needed = |segment: &Segment| segment.depth != u32::MAX && segment.depth == self.bits;
-            if self.segments.iter().any(needed) {
+        while self.bits > 0 && self.segments.len() * 4 <= self.directory.len() {
+            if self.segments.iter().any(|segment| segment.depth == self.bits) {
                 return;
             }
             self.directory = self.directory.iter().step_by(2).copied().collect();
             self.bits -= 1;
         }
-        if used == 1 && self.free.len() > 8 && self.bits == 0 {
-            let last = self.segments.swap_remove(self.directory[0] as usize);
-            (self.segments, self.free, self.directory) = (vec![last], Vec::new(), vec![0]);
-        }
     }
 
     /// The places of all entries.
     pub(super) fn places(&self) -> impl Iterator<Item = u32> {
-        self.segments.iter().flat_map(Segment::places)
+        self.buckets.iter().flat_map(Bucket::taken).chain(self.crowd.iter().map(|(_, place)| *place))
     }
 
     /// Entries.
@@ -376,9 +405,10 @@ impl Table {
 
     /// Bytes, from capacities.
     pub(super) fn heap_bytes(&self) -> usize {
-        let buckets: usize = self.segments.iter().map(|segment| segment.buckets.len()).sum();
-        let lists = (self.directory.capacity() + self.free.capacity()) * 4;
-        buckets * std::mem::size_of::<Bucket>() + lists + self.segments.capacity() * std::mem::size_of::<Segment>()
+        self.buckets.capacity() * std::mem::size_of::<Bucket>()
+            + self.directory.capacity() * 4
+            + self.segments.capacity() * std::mem::size_of::<Segment>()
+            + self.crowd.capacity() * std::mem::size_of::<(Print, u32)>()
     }
 }
 
@@ -421,7 +451,7 @@ mod tests {
                 worst = worst.max(table.heap_bytes() / place as usize);
             }
         }
-        assert!(worst < 18, "{worst}");
+        assert!(worst < 21, "{worst}");
         for place in 0..many {
             assert_eq!(table.probe(print(place), |found| found == place), Some(place));
         }
@@ -429,7 +459,7 @@ mod tests {
             table.remove(print(place), place, &Made(hash));
         }
         assert_eq!(table.len(), 0);
-        assert!(table.heap_bytes() <= 2 * empty, "{} of {empty}", table.heap_bytes());
+        assert!(table.heap_bytes() <= 3 * empty, "{} of {empty}", table.heap_bytes());
     }
 
     #[test]

@@ -319,3 +319,170 @@ proptest! {
         prop_assert_eq!(index.digest(&worker(0)), truth.digest(&worker(0)));
     }
 }
+
+fn life(index: &PrefixIndex, w: u16, cache: Cache, event: &KvEvent) -> Applied {
+    index.apply_in(&worker(w), LIFE, cache, event).expect("known")
+}
+
+#[test]
+fn tiers_and_ranks_are_counted_apart() {
+    let index = index_of(2);
+    let blocks = chain(1, 10);
+    let at = |rank, tier| Cache { rank, tier };
+    let stored = |range: std::ops::Range<usize>| KvEvent::Stored {
+        parent: range.start.checked_sub(1).map(|before| blocks[before]),
+        blocks: blocks[range].to_vec(),
+    };
+    life(&index, 0, at(0, Tier::Device), &stored(0..4));
+    life(&index, 0, at(0, Tier::Host), &stored(2..7));
+    life(&index, 0, at(0, Tier::Disk), &stored(7..9));
+    life(&index, 0, at(3, Tier::Device), &stored(0..2));
+    life(&index, 1, at(0, Tier::Host), &stored(0..5));
+    let seen = |found: &Match| (found.worker.index, found.rank, found.depth, found.reach, found.host, found.disk);
+    let all = |index: &PrefixIndex| index.matches(&blocks, 9).iter().map(seen).collect::<Vec<_>>();
+    assert_eq!(all(&index), [(0, 0, 4, 9, 3, 2), (0, 3, 2, 2, 0, 0), (1, 0, 0, 5, 5, 0)]);
+    assert_eq!(index.memberships(), 4 + 5 + 2 + 2 + 5);
+    // A block that leaves the device and stays on the host is reached still.
+    life(&index, 0, at(0, Tier::Device), &KvEvent::Removed { blocks: blocks[2..4].to_vec() });
+    assert_eq!(all(&index)[0], (0, 0, 2, 9, 5, 2));
+    life(&index, 0, at(0, Tier::Host), &KvEvent::Cleared);
+    assert_eq!(all(&index)[0], (0, 0, 2, 2, 0, 0));
+    assert_eq!(index.held(&worker(0), at(0, Tier::Disk), None), blocks[7..9]);
+    index.check();
+    assert!(index.remove_worker(&worker(0)));
+    assert_eq!(all(&index), [(1, 0, 0, 5, 5, 0)]);
+    index.check();
+}
+
+#[test]
+fn idx_03_digests_name_the_bucket_that_differs_and_only_it_is_repaired() {
+    let (index, truth) = (index_of(1), index_of(1));
+    let blocks = chain(1, 300);
+    for one in [&index, &truth] {
+        life(one, 0, Cache::default(), &stored(&blocks));
+    }
+    // The index missed one removal and one store.
+    life(&truth, 0, Cache::default(), &KvEvent::Removed { blocks: vec![blocks[17]] });
+    life(&truth, 0, Cache::default(), &stored(&chain(2, 1)));
+    let (ours, theirs) = (index.digests(&worker(0), Cache::default()), truth.digests(&worker(0), Cache::default()));
+    let buckets: Vec<usize> = ours.differing(&theirs).collect();
+    assert!((1..=2).contains(&buckets.len()), "{buckets:?}");
+    for bucket in buckets {
+        let right = truth.held(&worker(0), Cache::default(), Some(bucket));
+        let changed =
+            index.repair(&worker(0), LIFE, Cache::default(), Bucket { bucket, blocks: &right }).expect("known");
+        assert!(changed.added + changed.removed <= 2);
+    }
+    assert_eq!(index.digests(&worker(0), Cache::default()), theirs);
+    assert_eq!(index.depth(&worker(0), &blocks), 17);
+    index.check();
+}
+
+/// Many workers, pages moved and swept on the way: still the naive answer, and memory follows what is held.
+#[test]
+fn churn_stays_exact_and_gives_memory_back() {
+    let index = PrefixIndex::new(IndexLimits { memberships_max: 1_000_000, shards: 2 });
+    let mut naive: Vec<Vec<(u32, usize)>> = vec![Vec::new(); 70];
+    let mut random = 7u64;
+    let mut next = |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % below
+    };
+    (0..70).for_each(|w| index.add_worker(worker(w), LIFE).expect("added"));
+    for round in 0..3_000 {
+        let w = next(70) as u16;
+        let held = &mut naive[usize::from(w)];
+        match next(10) {
+            0..6 => {
+                let (id, blocks) = (next(400) as u32, 1 + next(90) as usize);
+                held.retain(|(other, old)| *other != id || *old > blocks);
+                if !held.iter().any(|(other, _)| *other == id) {
+                    held.push((id, blocks));
+                }
+                life(&index, w, Cache::default(), &stored(&chain(id, blocks)));
+            }
+            6..9 if !held.is_empty() => {
+                let at = next(held.len() as u64) as usize;
+                let (id, blocks) = held[at];
+                let keep = next(blocks as u64) as usize;
+                let mut gone = chain(id, blocks).split_off(keep);
+                if round % 2 == 0 {
+                    gone.reverse();
+                }
+                life(&index, w, Cache::default(), &KvEvent::Removed { blocks: gone });
+                held[at].1 = keep;
+                held.retain(|(_, blocks)| *blocks > 0);
+            }
+            _ if round % 7 == 0 => {
+                held.clear();
+                index.remove_worker(&worker(w));
+                index.add_worker(worker(w), LIFE).expect("back");
+            }
+            _ => {}
+        }
+        if round % 500 == 499 {
+            index.check();
+        }
+    }
+    for id in 0..400 {
+        let blocks = chain(id, 90);
+        let depth =
+            |held: &Vec<(u32, usize)>| held.iter().find(|(other, _)| *other == id).map_or(0, |(_, blocks)| *blocks);
+        let mut wanted: Vec<(u16, usize)> =
+            naive.iter().enumerate().map(|(w, held)| (w as u16, depth(held))).filter(|(_, depth)| *depth > 0).collect();
+        let mut got: Vec<(u16, usize)> = index.matches(&blocks, 99).iter().map(|m| (m.worker.index, m.depth)).collect();
+        wanted.sort_unstable();
+        got.sort_unstable();
+        assert_eq!(got, wanted, "chain {id}");
+    }
+    let full = index.memory_bytes();
+    (1..70).for_each(|w| assert!(index.remove_worker(&worker(w))));
+    for _ in 0..100 {
+        index.tidy();
+    }
+    index.check();
+    assert!(index.memory_bytes() < full / 4, "{} of {full}", index.memory_bytes());
+}
+
+/// Readers beside writers see, for each worker, a depth that it had at some moment: chains here only ever have whole quarters.
+#[test]
+fn readers_beside_writers_see_only_what_was() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let index = PrefixIndex::new(IndexLimits { memberships_max: 1_000_000, shards: 2 });
+    (0..8).for_each(|w| index.add_worker(worker(w), LIFE).expect("added"));
+    let chains: Vec<Vec<BlockHash>> = (0..40).map(|id| chain(id, 96)).collect();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..2u16)
+            .map(|half| {
+                let (index, chains) = (&index, &chains);
+                scope.spawn(move || {
+                    for round in 0..400usize {
+                        let w = half + 2 * (round % 4) as u16;
+                        let blocks = &chains[round % chains.len()];
+                        life(index, w, Cache::default(), &stored(blocks));
+                        let keep = 24 * (round % 4);
+                        let gone: Vec<BlockHash> = blocks[keep..].iter().rev().copied().collect();
+                        life(index, w, Cache::default(), &KvEvent::Removed { blocks: gone });
+                    }
+                })
+            })
+            .collect();
+        let reader = scope.spawn(|| {
+            let mut overlaps = Vec::new();
+            let mut looks = 0usize;
+            while !done.load(Ordering::Relaxed) || looks < 100 {
+                for blocks in &chains {
+                    index.overlaps(blocks, &mut overlaps);
+                    assert!(overlaps.len() <= 8);
+                    assert!(overlaps.iter().all(|found| found.device % 24 == 0 && found.device > 0), "{overlaps:?}");
+                    looks += 1;
+                }
+            }
+        });
+        writers.into_iter().for_each(|writer| writer.join().expect("a writer"));
+        done.store(true, Ordering::Relaxed);
+        reader.join().expect("a reader");
+    });
+    index.check();
+}

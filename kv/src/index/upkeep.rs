@@ -159,8 +159,10 @@ impl Shard {
     /// The pages that exist, oldest first.
     fn list_pages(&mut self) {
         let pages = &self.blocks.pages;
-        let mut all: Vec<(u32, u32)> =
-            (0..pages.numbers()).filter(|number| pages.live_in(*number) > 0).map(|number| (number, pages.get(number).born)).collect();
+        let mut all: Vec<(u32, u32)> = (0..pages.numbers())
+            .filter(|number| pages.live_in(*number) > 0)
+            .map(|number| (number, pages.get(number).born))
+            .collect();
         all.sort_unstable_by_key(|(_, born)| *born);
         self.oldest = all.into();
     }
