@@ -73,12 +73,51 @@ pub fn block_hash(seed: HashSeed, parent: Option<BlockHash>, tokens: &[TokenId])
 
 /// Lays out and hashes; `bytes` is exactly as long as the input.
 fn hash_into(bytes: &mut [u8], before: u128, tokens: &[TokenId]) -> BlockHash {
+    lay_out(bytes, before, tokens);
+    BlockHash(XxHash3_128::oneshot(bytes))
+}
+
+fn lay_out(bytes: &mut [u8], before: u128, tokens: &[TokenId]) {
     let (head, body) = bytes.split_at_mut(16);
     head.copy_from_slice(&before.to_le_bytes());
     for (place, token) in body.chunks_exact_mut(4).zip(tokens) {
         place.copy_from_slice(&token.to_le_bytes());
     }
-    BlockHash(XxHash3_128::oneshot(bytes))
+}
+
+/// An image, a sound or the like in a prompt: tokens that stand for it say nothing of its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Media {
+    /// Its first token's place in the sequence.
+    pub start: usize,
+    /// Tokens that stand for it.
+    pub len: usize,
+    /// Digest of its content.
+    pub digest: u128,
+}
+
+/// As [`block_hash`], for a block whose first token is the sequence's number `start`: media that reach into it count,
+/// each by its digest and by how much of it came before. Without any, it is the same hash.
+#[must_use]
+pub fn media_block_hash(
+    seed: HashSeed,
+    parent: Option<BlockHash>,
+    (start, tokens): (usize, &[TokenId]),
+    media: &[Media],
+) -> BlockHash {
+    let end = start + tokens.len();
+    let mut inside = media.iter().filter(|one| one.start < end && one.start + one.len > start).peekable();
+    if inside.peek().is_none() {
+        return block_hash(seed, parent, tokens);
+    }
+    let mut bytes = vec![0; 16 + 4 * tokens.len()];
+    lay_out(&mut bytes, parent.map_or(seed.0, |hash| hash.0), tokens);
+    for one in inside {
+        bytes.extend_from_slice(&one.digest.to_le_bytes());
+        // Where in the block it begins, or how much of it lies before the block.
+        bytes.extend_from_slice(&(one.start as i64 - start as i64).to_le_bytes());
+    }
+    BlockHash(XxHash3_128::oneshot(&bytes))
 }
 
 /// The hashes of all full blocks of `tokens`; a partial block at the end has none.
@@ -94,6 +133,7 @@ pub fn block_hashes(seed: HashSeed, tokens: &[TokenId], block_tokens: usize) -> 
 pub struct BlockHasher {
     seed: HashSeed,
     block_tokens: usize,
+    media: Vec<Media>,
     hashes: Vec<BlockHash>,
 }
 
@@ -101,14 +141,22 @@ impl BlockHasher {
     /// Nothing hashed yet. `block_tokens` is at least 1.
     #[must_use]
     pub fn new(seed: HashSeed, block_tokens: usize) -> Self {
-        Self { seed, block_tokens: block_tokens.max(1), hashes: Vec::new() }
+        Self { seed, block_tokens: block_tokens.max(1), media: Vec::new(), hashes: Vec::new() }
+    }
+
+    /// Media of the sequence, known before the blocks that they reach into are hashed.
+    #[must_use]
+    pub fn with_media(mut self, media: Vec<Media>) -> Self {
+        self.media = media;
+        self
     }
 
     /// Hashes the blocks of `sequence` that have become full. `sequence` is all of it and continues what was given before.
     pub fn extend(&mut self, sequence: &[TokenId]) {
         let done = self.hashes.len() * self.block_tokens;
         for block in sequence.get(done..).unwrap_or_default().chunks_exact(self.block_tokens) {
-            self.hashes.push(block_hash(self.seed, self.hashes.last().copied(), block));
+            let (parent, start) = (self.hashes.last().copied(), self.hashes.len() * self.block_tokens);
+            self.hashes.push(media_block_hash(self.seed, parent, (start, block), &self.media));
         }
     }
 

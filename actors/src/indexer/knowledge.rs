@@ -1,7 +1,7 @@
 //! What a router node knows of the workers: their prefixes, their loads, whether they are heard.
 //!
-//! Written by the indexer's subscriptions, read by the router shard and the client without any mailbox; the lock is
-//! held for microseconds. Each subscription writes under a token; a token that was replaced writes nothing, so
+//! Written by the indexer's subscriptions, read by the router shard and the client without any mailbox; locks are
+//! held for microseconds, and the index, which has its own, is looked into under no other. Each subscription writes under a token; a token that was replaced writes nothing, so
 //! events that were on their way when a worker left put nothing back.
 //! Bounds: the index's own limit; one entry per worker followed.
 
@@ -85,9 +85,8 @@ impl Followed {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Inner {
-    index: PrefixIndex,
     followed: HashMap<WorkerId, Followed>,
     tokens: u64,
     /// Who has told something that the shard has not taken.
@@ -101,18 +100,14 @@ pub(crate) type Told = (WorkerId, Incarnation, Duration, LoadReport);
 #[derive(Debug)]
 pub struct Knowledge {
     began: Instant,
+    /// Changed while `inner` is locked for writing, so that a replaced subscription changes nothing.
+    index: PrefixIndex,
     inner: RwLock<Inner>,
 }
 
 impl Default for Knowledge {
     fn default() -> Self {
-        let inner = Inner {
-            index: PrefixIndex::new(IndexLimits::default()),
-            followed: HashMap::new(),
-            tokens: 0,
-            fresh: HashSet::new(),
-        };
-        Self { began: Instant::now(), inner: RwLock::new(inner) }
+        Self { began: Instant::now(), index: PrefixIndex::new(IndexLimits::default()), inner: RwLock::default() }
     }
 }
 
@@ -132,12 +127,15 @@ impl Knowledge {
         hashes: &[BlockHash],
     ) -> Vec<Option<WorkerStatus>> {
         let now = self.now();
+        let mut depths: HashMap<(WorkerId, Incarnation), usize> = HashMap::new();
+        for found in self.index.matches(hashes, usize::MAX) {
+            let deepest = depths.entry((found.worker, found.incarnation)).or_default();
+            *deepest = found.depth.max(*deepest);
+        }
         let inner = self.read();
-        let depths: HashMap<WorkerId, usize> =
-            inner.index.matches(hashes, usize::MAX).into_iter().map(|found| (found.worker, found.depth)).collect();
         let status = |(worker, incarnation): (&WorkerId, Incarnation)| {
             let followed = inner.followed.get(worker).filter(|followed| followed.incarnation == incarnation)?;
-            let depth = depths.get(worker).copied().unwrap_or(0);
+            let depth = depths.get(&(worker.clone(), incarnation)).copied().unwrap_or(0);
             let hit_blocks = u32::try_from(depth).unwrap_or(u32::MAX);
             Some(WorkerStatus { hit_blocks, report: followed.report.clone(), sound: followed.sound(now) })
         };
@@ -180,13 +178,13 @@ impl Knowledge {
     /// (worker, block) pairs known.
     #[must_use]
     pub fn memberships(&self) -> usize {
-        self.read().index.memberships()
+        self.index.memberships()
     }
 
     /// Leading blocks of a chain that a worker holds.
     #[must_use]
     pub fn depth(&self, worker: &WorkerId, chain: &[BlockHash]) -> usize {
-        self.read().index.depth(worker, chain)
+        self.index.depth(worker, chain)
     }
 
     /// Workers whose inventory is here and who are sound.
@@ -200,7 +198,7 @@ impl Knowledge {
     pub(crate) fn follow(&self, worker: &WorkerId, incarnation: Incarnation) -> Result<Token, IndexError> {
         let since = self.now();
         let mut inner = self.write();
-        inner.index.add_worker(worker.clone(), incarnation)?;
+        self.index.add_worker(worker.clone(), incarnation)?;
         inner.tokens += 1;
         let token = Token(inner.tokens);
         let (heard, report, parts, cursor) = (None, None, Vec::new(), None);
@@ -213,16 +211,16 @@ impl Knowledge {
     pub(crate) fn forget(&self, worker: &WorkerId) {
         let mut inner = self.write();
         inner.followed.remove(worker);
-        inner.index.remove_worker(worker);
-        gauge(&inner);
+        self.index.remove_worker(worker);
+        self.gauge();
     }
 
     /// Forgets everything, as a new indexer begins.
     pub(crate) fn clear(&self) {
         let mut inner = self.write();
         inner.followed.clear();
-        inner.index = PrefixIndex::new(IndexLimits::default());
-        gauge(&inner);
+        self.index.clear();
+        self.gauge();
     }
 
     /// A subscription began or ended. Ended: the worker is not sound until it is heard again.
@@ -238,8 +236,7 @@ impl Knowledge {
     /// Takes a part of an inventory; the last one replaces what was known.
     pub(crate) fn inventory(&self, worker: &WorkerId, token: Token, part: InventoryPart) -> Result<(), Unfit> {
         let now = self.now();
-        let mut guard = self.write();
-        let inner = &mut *guard;
+        let mut inner = self.write();
         let followed = inner.by(worker, token)?;
         followed.heard = Some(now);
         followed.parts.extend(part.blocks);
@@ -250,17 +247,16 @@ impl Knowledge {
         let mut cursor = EventCursor::new(followed.incarnation);
         cursor.resynced(part.incarnation, part.seq)?;
         followed.cursor = Some(cursor);
-        inner.index.reset(worker, part.incarnation, &blocks)?;
+        self.index.reset(worker, part.incarnation, &blocks)?;
         metrics::counter!(Metric::IndexResyncs.name()).increment(1);
-        gauge(inner);
+        self.gauge();
         Ok(())
     }
 
     /// Applies a batch of events; one that was seen already changes nothing.
     pub(crate) fn events(&self, worker: &WorkerId, token: Token, batch: EventBatch) -> Result<(), Unfit> {
         let now = self.now();
-        let mut guard = self.write();
-        let inner = &mut *guard;
+        let mut inner = self.write();
         let followed = inner.by(worker, token)?;
         followed.heard = Some(now);
         let cursor = followed.cursor.as_mut().ok_or(Unfit::NoInventory)?;
@@ -270,10 +266,10 @@ impl Knowledge {
             return Err(Unfit::Gap { expected, got });
         }
         for event in &ready.events {
-            inner.index.apply(worker, incarnation, event)?;
+            self.index.apply(worker, incarnation, event)?;
         }
         metrics::counter!(Metric::IndexEvents.name()).increment(ready.events.len() as u64);
-        gauge(inner);
+        self.gauge();
         Ok(())
     }
 
@@ -286,6 +282,11 @@ impl Knowledge {
         followed.report = Some((now, report));
         inner.fresh.insert(worker.clone());
         Ok(())
+    }
+
+    fn gauge(&self) {
+        // Below 2^53, so exact.
+        metrics::gauge!(Metric::IndexBlocks.name()).set(self.index.memberships() as f64);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Inner> {
@@ -301,11 +302,6 @@ impl Inner {
     fn by(&mut self, worker: &WorkerId, token: Token) -> Result<&mut Followed, Unfit> {
         self.followed.get_mut(worker).filter(|followed| followed.token == token).ok_or(Unfit::Replaced)
     }
-}
-
-fn gauge(inner: &Inner) {
-    // Below 2^53, so exact.
-    metrics::gauge!(Metric::IndexBlocks.name()).set(inner.index.memberships() as f64);
 }
 
 #[cfg(test)]

@@ -187,7 +187,7 @@ impl<'a> Cluster<'a> {
         };
         let model =
             SimulatedModel::with_timing(&options, setup.timing)?.with_context(context).with_blocks(setup.blocks);
-        let mut index = PrefixIndex::new(IndexLimits::default());
+        let index = PrefixIndex::new(IndexLimits::default());
         let mut workers = Vec::with_capacity(setup.workers);
         for number in 0..setup.workers {
             let id = WorkerId { node: NodeId::new(&format!("w{number}"))?, index: 0 };

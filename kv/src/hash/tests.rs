@@ -54,6 +54,30 @@ fn idx_10_adapter_salt_and_model_never_share_a_first_block() {
 }
 
 #[test]
+fn media_part_prompts_from_the_block_they_begin_in() {
+    let tokens = [9; 40];
+    let hashes = |media: &[Media]| {
+        let mut hasher = BlockHasher::new(HashSeed(1), 8).with_media(media.to_vec());
+        hasher.extend(&tokens);
+        hasher.hashes().to_vec()
+    };
+    let cat = Media { start: 10, len: 12, digest: 1 };
+    let (plain, one) = (hashes(&[]), hashes(&[cat]));
+    assert_eq!(plain, block_hashes(HashSeed(1), &tokens, 8), "none is as before");
+    let others = [Media { digest: 2, ..cat }, Media { start: 11, ..cat }, Media { len: 30, ..cat }];
+    for other in others.map(|other| hashes(&[other])).iter().chain([&plain]) {
+        assert_eq!(one[0], other[0]);
+    }
+    for other in [hashes(&others[..1]), hashes(&others[1..2]), plain] {
+        (1..5).for_each(|block| assert_ne!(one[block], other[block], "block {block}"));
+    }
+    // Longer, it reaches into a block that the other one does not.
+    assert_eq!(one[2], hashes(&others[2..])[2]);
+    assert_ne!(one[3], hashes(&others[2..])[3]);
+    assert_eq!(one[1].to_string(), "15ae200571f960ee9cbcd61a215c49dd", "golden");
+}
+
+#[test]
 fn blocks_longer_than_the_stack_hash_like_short_ones() {
     let tokens: Vec<TokenId> = (7..7 + STACK_TOKENS as u32 + 1).collect();
     let mut bytes = 5u128.to_le_bytes().to_vec();

@@ -158,6 +158,14 @@ impl PrefixIndex {
         self.retire_all(&mut self.registry_mut(), id)
     }
 
+    /// Forgets every worker.
+    pub fn clear(&self) {
+        let mut registry = self.registry_mut();
+        for id in registry.ids() {
+            self.retire_all(&mut registry, &id);
+        }
+    }
+
     /// Applies one event of a worker's present life: rank 0, device.
     pub fn apply(&self, id: &WorkerId, given: Incarnation, event: &KvEvent) -> Result<Applied, IndexError> {
         self.apply_in(id, given, Cache::default(), event)

@@ -39,6 +39,10 @@ impl Registry {
         self.by_id.len()
     }
 
+    pub(super) fn ids(&self) -> Vec<WorkerId> {
+        self.by_id.keys().cloned().collect()
+    }
+
     pub(super) fn incarnation(&self, id: &WorkerId) -> Option<Incarnation> {
         self.by_id.get(id).map(|known| known.incarnation)
     }
