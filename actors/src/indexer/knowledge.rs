@@ -171,7 +171,7 @@ impl Knowledge {
 
     /// Who holds leading blocks of a chain, and how many.
     pub(crate) fn holders(&self, chain: &[BlockHash]) -> Vec<(WorkerId, u32)> {
-        let found = self.read().index.matches(chain, usize::MAX).into_iter();
+        let found = self.index.matches(chain, usize::MAX).into_iter();
         found.map(|hit| (hit.worker, u32::try_from(hit.depth).unwrap_or(u32::MAX))).collect()
     }
 

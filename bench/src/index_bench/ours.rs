@@ -32,7 +32,6 @@ enum Task {
 #[derive(Debug)]
 pub struct Ours {
     index: Arc<PrefixIndex>,
-    names: Arc<Vec<WorkerId>>,
     writers: Vec<Sender<Task>>,
     threads: Vec<JoinHandle<()>>,
     overlaps: Vec<Overlap>,
@@ -65,7 +64,7 @@ impl Ours {
             writers.push(sender);
             handles.push(std::thread::spawn(move || write(&index, &names, &receiver)));
         }
-        Self { index, names, writers, threads: handles, overlaps: Vec::new() }
+        Self { index, writers, threads: handles, overlaps: Vec::new() }
     }
 }
 
