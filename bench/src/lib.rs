@@ -2,13 +2,13 @@
 //!
 //! Called by the programs in `src/bin`. Every figure they print comes with the machine, the seed and the commit.
 
+pub mod index_bench;
 #[allow(
     clippy::print_stdout,
     clippy::disallowed_methods,
     reason = "a benchmark prints its figures, and its tasks end with their process"
 )]
 pub mod links;
-pub mod index_bench;
 pub mod replay;
 pub mod sim;
 
