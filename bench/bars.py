@@ -25,7 +25,7 @@ HERE = pathlib.Path(__file__).resolve().parent.parent
 DEFAULT_MODEL = pathlib.Path.home() / ".cache/starling/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 REST = [
     "gateway_requests_in_flight", "gateway_permits_in_use", "router_reservations", "streams_open",
-    "stream_credit_frames_outstanding", "worker_sequences_running", "worker_sequences_waiting",
+    "stream_credit_bytes_outstanding", "worker_sequences_running", "worker_sequences_waiting",
     "worker_kv_blocks_pinned",
 ]
 

@@ -342,7 +342,7 @@ async fn every_call_ends_and_nothing_is_left_open_while_nodes_and_actors_die() {
     );
     let open = |name: &str| gauges.0.lock().unwrap().get(name).copied().unwrap_or(0.0);
     for name in
-        ["starling_streams_open", "starling_stream_credit_frames_outstanding", "starling_program_requests_in_flight"]
+        ["starling_streams_open", "starling_stream_credit_bytes_outstanding", "starling_program_requests_in_flight"]
     {
         until(&format!("{name} is back at zero, it was {}", open(name)), || open(name) == 0.0).await;
     }

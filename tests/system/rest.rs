@@ -13,7 +13,7 @@ const ZERO_AT_REST: &[&str] = &[
     "starling_worker_sequences_waiting",
     "starling_worker_kv_blocks_pinned",
     "starling_streams_open",
-    "starling_stream_credit_frames_outstanding",
+    "starling_stream_credit_bytes_outstanding",
 ];
 
 async fn at_rest(node: &Node) {
