@@ -347,7 +347,7 @@ pub use starling_cluster::{
         RemoteActor, RequestFault, Sender, ServeError, ServedEndpoint, Service, SpawnError, SpawnOptions, StopReason,
         TellError, current_call, emit, service_fn,
     },
-    security::{ClusterKey, KeyError},
+    security::{ClusterKey, KeyError, KeyRing},
     stream::{
         Acceptor, Advice, Baggage, BaggageError, Context, Endpoints, Fault, FaultKind, Incoming, Layer, Opened,
         StreamError, StreamHandler, StreamRx, StreamTx,

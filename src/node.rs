@@ -21,9 +21,9 @@ use starling_actors::{
 use starling_cluster::{
     config::{ClusterConfig, Timings},
     discovery::{Instance, InstanceKind, Lifecycle},
-    membership,
+    membership::{self, Seeds},
     mesh::{ClusterError, Failed, Mesh},
-    security::{ClusterKey, KeyError},
+    security::{KeyError, KeyRing},
     supervise::{Policy, SuperviseError},
 };
 use starling_engine::{EngineKind, LoadError, LoadedModel, ModelOptions};
@@ -123,10 +123,10 @@ impl Node {
         let metrics = telemetry::install()?;
         open_files::raise();
         let home = Home::claim(&config)?;
-        let key = key(&home)?;
+        let keys = keys(&home)?;
         let model = load_model(&config).await?;
         let served = model.as_ref().map(|model| model.card().id.to_string());
-        let mesh = step("mesh", Box::pin(start_mesh(&config, &home, key))).await?;
+        let mesh = step("mesh", Box::pin(start_mesh(&config, &home, keys))).await?;
         match Box::pin(Self::on_mesh(&config, &mesh, model, &metrics)).await {
             Ok((cast, http)) => {
                 let facts = facts(&config, &home, &mesh, served, http.as_ref());
@@ -244,13 +244,14 @@ async fn step<T>(name: &'static str, work: impl Future<Output = T>) -> T {
     result
 }
 
-/// Reads the cluster key; makes it when this is the first start of the first node.
-fn key(home: &Home) -> Result<ClusterKey, KeyError> {
+/// Reads the cluster keys; makes one when this is the first start of the first node.
+fn keys(home: &Home) -> Result<KeyRing, KeyError> {
     if home.make_key && !home.key_file.exists() {
-        ClusterKey::generate().store(&home.key_file)?;
+        let keys = KeyRing::load_or_make(&home.key_file)?;
         tracing::info!(file = %home.key_file.display(), "made the cluster key; other machines need a copy to join");
+        return Ok(keys);
     }
-    ClusterKey::load(&home.key_file)
+    KeyRing::load(&home.key_file)
 }
 
 /// Loads the model on a thread that may block; nothing without the worker role.
@@ -279,10 +280,12 @@ async fn load_model(config: &Config) -> Result<Option<Arc<dyn LoadedModel>>, Sta
     loaded.map_err(|error| StartError::Ended(error.to_string()))?.map(Some).map_err(StartError::Model)
 }
 
-async fn start_mesh(config: &Config, home: &Home, key: ClusterKey) -> Result<Mesh, ClusterError> {
-    let bind = match config.bind {
-        Some(bind) => bind,
-        None => towards(&membership::resolve(&config.seeds).await),
+async fn start_mesh(config: &Config, home: &Home, keys: KeyRing) -> Result<Mesh, ClusterError> {
+    let bind = match (config.bind, Seeds::new(&config.seeds)) {
+        (Some(bind), _) => bind,
+        (None, Ok(seeds)) => towards(&seeds.resolve().await),
+        // The mesh refuses such a seed by its name.
+        (None, Err(_)) => towards(&[]),
     };
     Mesh::start(ClusterConfig {
         name: home.name.clone(),
@@ -290,7 +293,7 @@ async fn start_mesh(config: &Config, home: &Home, key: ClusterKey) -> Result<Mes
         advertise: config.advertise,
         seeds: config.seeds.clone(),
         data_dir: home.dir.clone(),
-        key,
+        keys,
         roles: config.roles.names(),
         http: None,
         labels: config.labels.clone(),
@@ -300,7 +303,8 @@ async fn start_mesh(config: &Config, home: &Home, key: ClusterKey) -> Result<Mes
     .await
 }
 
-/// This machine's address towards the first seed it has a route to, any free port; all addresses without one.
+/// This machine's address towards the first seed it has a route to, any free port; all addresses without one. Loopback
+/// only when no seed is elsewhere: others could not reach it.
 fn towards(seeds: &[SocketAddr]) -> SocketAddr {
     let source = |seed: &SocketAddr| {
         let any = if seed.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -309,7 +313,9 @@ fn towards(seeds: &[SocketAddr]) -> SocketAddr {
         socket.connect(seed).ok()?;
         Some(SocketAddr::new(socket.local_addr().ok()?.ip(), 0))
     };
-    seeds.iter().find_map(source).unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)))
+    let sources: Vec<SocketAddr> = seeds.iter().filter_map(source).collect();
+    let elsewhere = sources.iter().find(|source| !source.ip().is_loopback());
+    elsewhere.or(sources.first()).copied().unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)))
 }
 
 /// The HTTP server, when an address is set: the API with the gateway role, else health and metrics.

@@ -21,6 +21,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const PURE: &[&str] = &[
     "cluster/ids/src",
     "cluster/src/discovery/record.rs",
+    "cluster/src/keys/rules.rs",
+    "cluster/src/keys/view.rs",
+    "cluster/src/security/ring.rs",
     "cluster/src/program/budget.rs",
     "cluster/src/program/error.rs",
     "cluster/src/program/instances.rs",

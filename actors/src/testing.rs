@@ -271,7 +271,7 @@ impl Rig {
             advertise: None,
             seeds,
             data_dir: dir.path().to_owned(),
-            key: ClusterKey::from_bytes([7; 32]),
+            keys: ClusterKey::from_bytes([7; 32]).into(),
             roles: Vec::new(),
             http: None,
             labels: std::collections::BTreeMap::new(),

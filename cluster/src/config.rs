@@ -5,7 +5,12 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration}
 use starling_ids::NodeId;
 use thiserror::Error;
 
-use crate::{discovery::LABEL_MAX, security::ClusterKey, wire::limits};
+use crate::{
+    discovery::LABEL_MAX,
+    membership::{SeedError, Seeds},
+    security::KeyRing,
+    wire::limits,
+};
 
 /// Labels of one node.
 const LABELS_MAX: usize = 64;
@@ -19,12 +24,13 @@ pub struct ClusterConfig {
     pub bind: SocketAddr,
     /// What others dial, when it differs from `bind`. Found by the route to the seeds when `bind` is a wildcard.
     pub advertise: Option<SocketAddr>,
-    /// `host:port` of nodes to join through; several, in any order of start, tried for ever.
+    /// Nodes to join through: `host:port`, or `file:path` with one a line. Several, in any order of start, tried for ever;
+    /// of a name all addresses.
     pub seeds: Vec<String>,
     /// Where the boot counter is kept.
     pub data_dir: PathBuf,
-    /// The secret that makes it a member.
-    pub key: ClusterKey,
+    /// The secrets that make it a member. When they came from a file, a roll is kept there.
+    pub keys: KeyRing,
     /// `worker`, `router`, `gateway`.
     pub roles: Vec<String>,
     /// Where its gateway listens, if it has one.
@@ -71,6 +77,12 @@ pub struct ConfigError {
     pub rule: String,
 }
 
+impl ConfigError {
+    pub(crate) fn seeds(error: SeedError) -> Self {
+        Self { field: "seeds", rule: error.to_string() }
+    }
+}
+
 impl ClusterConfig {
     /// Checks everything that can be checked without the network.
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -78,12 +90,7 @@ impl ClusterConfig {
         if self.advertise.is_some_and(|address| address.ip().is_unspecified()) {
             return refuse("advertise", "0.0.0.0 and [::] cannot be dialled; give an address of this machine");
         }
-        for seed in &self.seeds {
-            let port = seed.rsplit_once(':').and_then(|(host, port)| (!host.is_empty()).then(|| port.parse::<u16>()));
-            if !matches!(port, Some(Ok(port)) if port > 0) {
-                return refuse("seeds", &format!("{seed:?} is not host:port"));
-            }
-        }
+        Seeds::new(&self.seeds).map_err(ConfigError::seeds)?;
         let long =
             |(key, value): (&String, &String)| key.is_empty() || key.len() > LABEL_MAX || value.len() > LABEL_MAX;
         if self.labels.len() > LABELS_MAX || self.labels.iter().any(long) {
@@ -108,7 +115,7 @@ mod tests {
             advertise: None,
             seeds: vec!["b.example:7000".into(), "[::1]:7000".into()],
             data_dir: PathBuf::from("data"),
-            key: ClusterKey::from_bytes([1; 32]),
+            keys: crate::security::ClusterKey::from_bytes([1; 32]).into(),
             roles: Vec::new(),
             http: None,
             labels: BTreeMap::new(),

@@ -4,7 +4,7 @@
 //! operations. Called by roles, the gateway and the command line. Never: knows what a stream carries.
 //!
 //! ```text
-//! root ─ handlers ─ links ─ dialler ─ sessions ─ control ─ directory ─ membership ─ listener ─ roles …
+//! root ─ handlers ─ links ─ dialler ─ sessions ─ control ─ directory ─ membership ─ keys ─ listener ─ roles …
 //! ```
 //!
 //! Children stop in reverse order, so a node falls silent in gossip while its links still carry what is left.
@@ -30,12 +30,13 @@ use crate::{
     blobs::{Blobs, Shelf},
     config::{ClusterConfig, ConfigError},
     discovery::{DirectoryHandle, NodeRecord, PublishError, Snapshot},
+    keys::{KeyRoller, catch_up},
     link::LinkLayer,
     membership::{
-        AdvertiseError, Claim, ClaimError, MembershipHandle, MembershipView, advertise, bind_pair, claim, resolve,
+        AdvertiseError, Claim, ClaimError, MembershipHandle, MembershipView, Seeds, advertise, bind_pair, claim,
     },
     program::{Programs, install},
-    security::{KeyError, SealKey, Tls, TlsError},
+    security::{KeyError, Keys, Tls, TlsError},
     session::{OpHandler, SessionsHandle},
     stream::{Context, Endpoints, Fault, Opened, StreamError, local},
     supervise::{ActorBook, Policy, SuperviseError, SupervisorHandle, Tasks},
@@ -98,6 +99,7 @@ struct Inner {
     view: watch::Receiver<Arc<MembershipView>>,
     programs: Programs,
     shelf: Shelf,
+    keys: KeyRoller,
 }
 
 impl std::fmt::Debug for Mesh {
@@ -112,28 +114,30 @@ impl Mesh {
     /// Returns as soon as the node answers; other members appear in [`Mesh::watch`] as gossip finds them.
     pub async fn start(config: ClusterConfig) -> Result<Self, ClusterError> {
         config.validate()?;
+        let seeds = Seeds::new(&config.seeds).map_err(ConfigError::seeds)?;
         let (listener, gossip) = bind_pair(config.bind).map_err(|error| ClusterError::Bind(config.bind, error))?;
         let bound = listener.local_addr().map_err(|error| ClusterError::Bind(config.bind, error))?;
-        let seeds = resolve(&config.seeds).await;
-        let address = advertise(bound, config.advertise, &seeds)?;
-        let keys = vec![SealKey::new(config.key.derive("gossip"))];
+        let found = seeds.resolve().await;
+        let address = advertise(bound, config.advertise, &found)?;
+        let keys = Keys::from(&config.keys);
+        catch_up(&keys, &found, address).await;
         let incarnation = claim(Claim {
             socket: &gossip,
             keys: &keys,
             cluster: CLUSTER,
-            seeds: &seeds,
+            seeds: &found,
             node: &config.name,
             address,
             data_dir: &config.data_dir,
         })
         .await?;
         let listener = TcpListener::from_std(listener).map_err(|error| ClusterError::Bind(bound, error))?;
-        let tls = Tls::new(&config.key, &config.name)?;
+        let tls = Tls::new(&keys, &config.name)?;
         // Many kinds of actors share this limit; one that fails over and over alone is slowed by its backoff instead.
         let policy = Policy { failures_max: 20, ..Policy::default() };
         let root = SupervisorHandle::root(ActorBook::default(), policy).await?;
-        let start = Start { config, address, incarnation, tls, root: root.clone() };
-        let started = start.run(listener, gossip, keys).await;
+        let start = Start { config, address, incarnation, tls, seeds, root: root.clone() };
+        let started = start.run(listener, gossip).await;
         match &started {
             Ok(mesh) => install(mesh),
             Err(_) => root.stop_all().await?,
@@ -157,6 +161,12 @@ impl Mesh {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.inner.address
+    }
+
+    /// Rolls the cluster's keys.
+    #[must_use]
+    pub fn keys(&self) -> &KeyRoller {
+        &self.inner.keys
     }
 
     /// What this node answers to.

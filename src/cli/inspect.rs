@@ -56,8 +56,18 @@ impl Inspect {
 
     /// Asks one operation and reads the answer.
     pub(super) async fn ask<T: DeserializeOwned>(&self, op: &str, body: Vec<u8>) -> Result<T, Failure> {
+        self.ask_within(op, body, ANSWER_WITHIN).await
+    }
+
+    /// The same for an operation that takes longer.
+    pub(super) async fn ask_within<T: DeserializeOwned>(
+        &self,
+        op: &str,
+        body: Vec<u8>,
+        limit: Duration,
+    ) -> Result<T, Failure> {
         let (address, key) = self.target()?;
-        let answer = control::ask(&address, &key, op, body, ANSWER_WITHIN).await;
+        let answer = control::ask(&address, &key, op, body, limit).await;
         let bytes = answer.map_err(|error| match error {
             control::AskError::Refused(fault) => Failure::Failed(format!("{address}: {fault}")),
             control::AskError::Key(reason) => Failure::Usage(reason),

@@ -19,7 +19,10 @@ The key: --key-file or STARLING_KEY_FILE, else the key of a `starling up` on
 this machine. For another machine copy the file that `starling keys path` names
 on the first node, and keep its mode 0600.
 
-Seeds are tried for ever: a node may start before the nodes it joins. When it
+Seeds are tried for ever: a node may start before the nodes it joins. A seed is
+HOST:PORT (of a name all addresses are used, so one headless service or one DNS
+name can stand for all nodes) or file:PATH, a file with one seed a line. What is
+wrong with a seed is logged once. When it
 serves it prints one line to standard output for scripts:
   ready name=NAME node=HOST:PORT http=HOST:PORT model=MODEL workers=N
 
@@ -32,7 +35,7 @@ Exit codes: 0 ended in order, 1 failed, 2 wrong command line or configuration.";
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Join {
-    /// Members to join by, each HOST:PORT; added to the setting `seeds`
+    /// Members to join by, each HOST:PORT or file:PATH; added to the setting `seeds`
     #[arg(value_name = "SEED")]
     members: Vec<String>,
     #[command(flatten)]

@@ -143,7 +143,7 @@ async fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Why(why) => why.run().await,
         Verb::Chat(chat) => Box::pin(chat.run()).await,
         Verb::Config(config) => config.run(),
-        Verb::Keys(keys) => keys.run(),
+        Verb::Keys(keys) => keys.run().await,
         Verb::Debug(debug) => debug.run().await,
     }
 }

@@ -124,7 +124,7 @@ pub struct Config {
     pub policy: PolicyName,
     /// File with the API keys of the gateway; `None` leaves the API open.
     pub api_keys_file: Option<PathBuf>,
-    /// Members to join by, `host:port`.
+    /// Members to join by, `host:port` or `file:path`.
     pub seeds: Vec<String>,
     /// Labels of this node.
     pub labels: BTreeMap<String, String>,

@@ -9,7 +9,7 @@ use super::{
     layers::{Layered, Value},
     settings::setting,
 };
-use starling_cluster::discovery::LABEL_MAX;
+use starling_cluster::{discovery::LABEL_MAX, membership::Seeds};
 use starling_engine::{Activations, EngineKind, KernelChoice};
 
 /// Reads typed values out of the layers.
@@ -60,15 +60,11 @@ impl Reader<'_> {
         if address.is_some_and(|a| a.ip().is_unspecified()) { Err(self.wrong("advertise")) } else { Ok(address) }
     }
 
-    /// `host:port`, several of them.
+    /// `host:port` or `file:path`, several of them.
     pub(super) fn seeds(&self) -> Result<Vec<String>, ConfigError> {
         let text = self.value("seeds").map_or("", |v| v.text.as_str());
         let seeds: Vec<String> = text.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::to_owned).collect();
-        let right = |seed: &String| {
-            seed.rsplit_once(':')
-                .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0))
-        };
-        if seeds.iter().all(right) { Ok(seeds) } else { Err(self.wrong("seeds")) }
+        if Seeds::new(&seeds).is_ok() { Ok(seeds) } else { Err(self.wrong("seeds")) }
     }
 
     /// `KEY=VALUE`, several of them; the last of one key counts.

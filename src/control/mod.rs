@@ -1,12 +1,14 @@
 //! The operations that every node answers for the command line, and the question itself.
 //!
-//! [`rows`] are the words, [`serve`] the answers of a running node, [`ask`] the client without membership.
+//! [`rows`] are the words, [`keys`] those about keys, [`serve`] the answers of a running node, [`ask`] the client without membership.
 
 mod ask;
+mod keys;
 mod rows;
 mod serve;
 
 pub use ask::{AskError, ask};
+pub use keys::{KeyRow, KeysAsk, KeysTold};
 pub use rows::{ActorRow, ClusterActors, InstanceRow, Missing, NodeRow, Why};
 pub use serve::serve;
 
@@ -22,6 +24,8 @@ pub mod op {
     pub const ACTORS_LOCAL: &str = "node/actors-local";
     /// A request's id as text: answers `Why`.
     pub const WHY: &str = "node/why";
+    /// A [`super::KeysAsk`]: answers a [`super::KeysTold`].
+    pub const KEYS: &str = "node/keys";
     /// A path: makes that actor panic; answers whether there is one.
     pub const PANIC: &str = "node/panic";
 }

@@ -35,6 +35,7 @@ pub fn serve(mesh: &Mesh) {
     answer(mesh, op::ACTORS_LOCAL, |mesh, _| Box::pin(async move { encode(&local_actors(&mesh)) }));
     answer(mesh, op::ACTORS, |mesh, _| Box::pin(async move { encode(&all_actors(&mesh).await) }));
     answer(mesh, op::WHY, |mesh, body| Box::pin(async move { encode(&why(&mesh, body).await) }));
+    answer(mesh, op::KEYS, |mesh, body| Box::pin(async move { super::keys::answer(&mesh, &body).await }));
     answer(mesh, op::PANIC, |mesh, body| {
         Box::pin(async move {
             let path: String = rmp_serde::from_slice(&body)
@@ -51,7 +52,7 @@ fn answer(mesh: &Mesh, op: &'static str, handler: fn(Mesh, Bytes) -> Answer) {
     mesh.serve_op(op, Arc::new(move |_from: NodeId, body: Bytes| handler(own.clone(), body)));
 }
 
-fn encode<T: Serialize>(value: &T) -> Result<Bytes, Fault> {
+pub(super) fn encode<T: Serialize>(value: &T) -> Result<Bytes, Fault> {
     let bytes = rmp_serde::to_vec_named(value);
     bytes.map(Bytes::from).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
 }

@@ -21,7 +21,7 @@ async fn wrong_settings_end_with_2_and_one_line() {
         (vec!["up", "--config", file.to_str().unwrap()], "did you mean `workers`?"),
         (vec!["up", "--model", "/nowhere.gguf"], "/nowhere.gguf"),
         (vec!["join", "--engine", "simulated"], "seed"),
-        (vec!["join", "no-port", "--engine", "simulated"], "host:port"),
+        (vec!["join", "no-port", "--engine", "simulated"], "HOST:PORT"),
     ] {
         let out = cluster.run(&args).await;
         let error = text(&out.stderr);

@@ -319,12 +319,17 @@ impl Node {
 
     /// One streamed chat, not read yet.
     pub(crate) async fn stream(&self, body: &Value) -> Events {
-        let mut body = body.clone();
-        body["stream"] = true.into();
-        let response = client().post(self.url("/v1/chat/completions")).json(&body).send().await.unwrap();
-        assert_eq!(response.status().as_u16(), 200, "{}", response.text().await.unwrap());
-        Events { bytes: response.bytes_stream().boxed(), pending: Vec::new() }
+        stream_from(&self.url("/v1/chat/completions"), body).await
     }
+}
+
+/// One streamed chat at an address, not read yet.
+pub(crate) async fn stream_from(url: &str, body: &Value) -> Events {
+    let mut body = body.clone();
+    body["stream"] = true.into();
+    let response = client().post(url).json(&body).send().await.unwrap();
+    assert_eq!(response.status().as_u16(), 200, "{}", response.text().await.unwrap());
+    Events { bytes: response.bytes_stream().boxed(), pending: Vec::new() }
 }
 
 fn tail(log: &Path) -> String {

@@ -13,6 +13,7 @@ mod cli;
 mod faults;
 mod harness;
 mod join;
+mod keys;
 mod mesh_freeze;
 mod mesh_names;
 mod mesh_restart;

@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 use starling::{
-    ClusterConfig, ClusterKey, Mesh,
+    ClusterConfig, KeyRing, Mesh,
     worker::{Backend, Batch, BlockSlot, Computed, EngineError, NodeOptions, Row, TextModel, WorkerRole},
 };
 use tokio::{
@@ -179,7 +179,7 @@ impl Backend for Fragile {
 async fn err_05_over_sockets_a_worker_that_fails_is_a_status_or_one_error_frame() {
     let cluster = Cluster::new().await;
     let gateway = cluster.up("gw", &["--role", "router,gateway"]).await;
-    let key = ClusterKey::load(&cluster.key()).unwrap();
+    let key = KeyRing::load(&cluster.key()).unwrap();
     let config = ClusterConfig::program("fragile", key).unwrap().seed(&gateway.address);
     let mesh = Mesh::join(ClusterConfig { data_dir: cluster.data_dir("fragile"), ..config }).await.unwrap();
     let (steps, fails_at) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(u32::MAX)));

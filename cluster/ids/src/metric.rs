@@ -74,6 +74,7 @@ metrics! {
     StreamsBroken Counter "starling_streams_broken_total" "Streams that ended without an end frame, by reason."
     GossipMembers Gauge "starling_gossip_members" "Members believed alive, this node included; not zero at rest."
     GossipPackets Counter "starling_gossip_packets_total" "Gossip packets by direction."
+    SeedsFailing Gauge "starling_seeds_failing" "Seeds whose last lookup failed: names without an address, files that cannot be read."
     GossipDropped Counter "starling_gossip_packets_dropped_total" "Gossip packets refused, by reason."
     NameClashes Counter "starling_name_clashes_total" "Times another process claimed this node's name and was refused."
     StaleRefused Counter "starling_stale_incarnation_refused_total" "Messages about an earlier incarnation, refused."

@@ -1,6 +1,6 @@
 //! The Link actor: owns one connection to one peer, and with it every stream on it.
 //!
-//! Parent: the supervisor `links`; no children; three tasks in a set of its own (reader, writer, watch).
+//! Parent: the supervisor `links`; no children; four tasks in a set of its own (reader, writer, watch, key).
 //! Called by [`super::links`], which starts it. Bounds: see [`super::mux`].
 //! If it dies, however: its tasks end, the socket closes, every stream breaks at once on this side and within a
 //! round trip on the other, and [`super::links`] is told; the next open dials again. It is never restarted
@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use metrics::Gauge;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use starling_ids::Metric;
@@ -22,7 +23,7 @@ use crate::{
     config::Timings,
     security::Connection,
     supervise::Handle,
-    wire::{Closing, Decoder},
+    wire::{Closing, Decoder, limits},
 };
 
 /// What a link hears from its own tasks.
@@ -39,6 +40,8 @@ pub(crate) struct LinkArgs {
     pub(crate) connection: Connection,
     pub(crate) decoder: Decoder,
     pub(crate) timings: Timings,
+    /// Resolves when the key that the peer has proved is accepted no more.
+    pub(crate) key_removed: BoxFuture<'static, ()>,
     pub(crate) links: Handle<LinksMsg>,
 }
 
@@ -48,6 +51,15 @@ pub(crate) struct State {
     /// Dropped first: streams break before the socket closes.
     guard: Guard,
     tasks: JoinSet<()>,
+}
+
+/// Takes no new streams once the peer's key is removed, and cuts off what is left after a while.
+async fn retire(mux: Arc<Mux>, key_removed: BoxFuture<'static, ()>) -> Ended {
+    key_removed.await;
+    tracing::debug!(peer = %mux.peer, "the link's key was removed");
+    mux.close(Closing::Duplicate);
+    tokio::time::sleep(limits::KEY_REMOVED_GRACE).await;
+    Ended { reason: "the key that the other side had proved was removed from the cluster".into(), orderly: false }
 }
 
 /// Ends the streams and tells the registry, whatever ended the actor.
@@ -75,7 +87,8 @@ impl Actor for Link {
     type Arguments = Option<LinkArgs>;
 
     async fn pre_start(&self, myself: ActorRef<LinkMsg>, args: Option<LinkArgs>) -> Result<State, ActorProcessingErr> {
-        let LinkArgs { mux, connection, decoder, timings, links } = args.ok_or("a link is started once")?;
+        let LinkArgs { mux, connection, decoder, timings, key_removed, links } =
+            args.ok_or("a link is started once")?;
         let open = metrics::gauge!(Metric::LinksOpen.name());
         open.increment(1.0);
         let guard = Guard { mux: mux.clone(), links, ended: None, open };
@@ -92,8 +105,10 @@ impl Actor for Link {
         tasks.spawn(async move { over(reading.await) });
         let (over, writing) = (report(mux.clone(), myself.clone()), io::write(mux.clone(), to));
         tasks.spawn(async move { over(writing.await) });
-        let (over, watching) = (report(mux.clone(), myself), io::watch(mux, timings));
+        let (over, watching) = (report(mux.clone(), myself.clone()), io::watch(mux.clone(), timings));
         tasks.spawn(async move { over(watching.await) });
+        let (over, retiring) = (report(mux.clone(), myself), retire(mux, key_removed));
+        tasks.spawn(async move { over(retiring.await) });
         Ok(State { guard, tasks })
     }
 

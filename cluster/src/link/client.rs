@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     config::Timings,
-    security::{Alpn, ClusterKey, Tls, TlsError},
+    security::{Alpn, Keys, Tls, TlsError},
     session::Ops,
     stream::{Context, Endpoints, Fault, FaultKind, Incoming, Opened, StreamError, StreamHandler},
     supervise::Tasks,
@@ -51,10 +51,10 @@ pub struct ControlClient {
 }
 
 impl ControlClient {
-    /// Connects to any node at `address` that holds the same key.
-    pub async fn connect(address: SocketAddr, key: &ClusterKey) -> Result<Self, ClientError> {
+    /// Connects to any node at `address` that holds one of the same keys.
+    pub async fn connect(address: SocketAddr, keys: impl Into<Keys>) -> Result<Self, ClientError> {
         let name = NodeId::new("client")?;
-        let tls = Tls::new(key, &name)?;
+        let tls = Tls::new(keys, &name)?;
         let connection = tls.connect(address, None, Alpn::Link, limits::DIAL_TIME_MAX).await?;
         let hello = Hello::new(Party::Client, name, Incarnation(0), "starling client".to_owned());
         let established = greet(connection, &hello).await.map_err(|error| ClientError::Hello(error.to_string()))?;

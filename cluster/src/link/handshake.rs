@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use crate::{
-    security::{Connection, TlsError, is_node},
+    security::{Connection, Tls, TlsError},
     wire::{Closing, Decoder, Frame, Hello, Party, WireError, encode, limits, settle},
 };
 
@@ -62,13 +62,13 @@ pub(crate) async fn greet(mut connection: Connection, ours: &Hello) -> Result<Es
 /// The acceptor's part: listen, check, answer. `admit` adds what only the directory knows.
 pub(crate) async fn answer(
     mut connection: Connection,
-    ours: &Hello,
+    (tls, ours): (&Tls, &Hello),
     admit: impl Fn(&Hello) -> Result<(), Closing>,
 ) -> Result<Established, HandshakeError> {
     let exchange = async {
         let mut decoder = Decoder::default();
         let peer = hear(&mut connection, &mut decoder).await?;
-        if let Err(why) = check(&connection, ours, &peer).and_then(|()| admit(&peer)) {
+        if let Err(why) = check(tls, &connection, ours, &peer).and_then(|()| admit(&peer)) {
             if matches!(why, Closing::Stale { .. }) {
                 metrics::counter!(Metric::StaleRefused.name(), "what" => "link").increment(1);
             }
@@ -84,9 +84,9 @@ pub(crate) async fn answer(
     Ok(Established { connection, decoder, peer, dialled: false })
 }
 
-fn check(connection: &Connection, ours: &Hello, peer: &Hello) -> Result<(), Closing> {
+fn check(tls: &Tls, connection: &Connection, ours: &Hello, peer: &Hello) -> Result<(), Closing> {
     settle(ours, peer).map_err(Closing::Refused)?;
-    if peer.party == Party::Node && !is_node(connection, &peer.node) {
+    if peer.party == Party::Node && !tls.is_node(connection, &peer.node) {
         return Err(Closing::Refused(format!("the certificate is not one of node {}", peer.node)));
     }
     if peer.party == Party::Node && peer.node == ours.node {

@@ -57,7 +57,13 @@ impl LinkLayer {
         let parent = root.child_supervisor("links", Policy::default()).await?;
         let (registry, handle) = (Registry::default(), Handle::new());
         let LinkSetup { hello, tls, timings, endpoints, handlers, snapshots, reach, sessions } = setup;
-        let routes = Routes { hello: hello.clone(), snapshots: snapshots.clone(), links: handle.clone(), sessions };
+        let routes = Routes {
+            tls: tls.clone(),
+            hello: hello.clone(),
+            snapshots: snapshots.clone(),
+            links: handle.clone(),
+            sessions,
+        };
         let args = LinksArgs {
             hello,
             tls: tls.clone(),
@@ -134,6 +140,7 @@ fn right_life(mux: Arc<Mux>, wanted: Incarnation) -> Dialled {
 /// Where an accepted connection goes.
 #[derive(Clone)]
 pub(crate) struct Routes {
+    tls: Tls,
     hello: Hello,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     links: Handle<LinksMsg>,
@@ -146,7 +153,7 @@ impl Routes {
             (self.sessions)(connection, from);
             return;
         }
-        match answer(connection, &self.hello, |peer| self.admit(peer)).await {
+        match answer(connection, (&self.tls, &self.hello), |peer| self.admit(peer)).await {
             Ok(established) => {
                 if let Err(error) = self.links.cast(LinksMsg::Accepted(Box::new(established))) {
                     tracing::debug!(%from, %error, "accepted link dropped");

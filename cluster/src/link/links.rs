@@ -242,11 +242,13 @@ impl State {
         let Established { connection, decoder, peer, dialled } = established;
         let mux = Mux::new(&peer, dialled, self.args.endpoints.clone(), self.args.handlers.clone());
         let is_node = peer.party == Party::Node;
+        let key_removed = Box::pin(self.args.tls.removed(&connection));
         let mut args = Some(LinkArgs {
             mux: mux.clone(),
             connection,
             decoder,
             timings: self.args.timings,
+            key_removed,
             links: self.args.handle.clone(),
         });
         let others = if is_node { self.args.registry.all(&peer.node) } else { Vec::new() };

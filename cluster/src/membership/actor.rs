@@ -21,14 +21,14 @@ use starling_ids::{Incarnation, NodeId};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    Identity, MembershipView, Rumour,
+    Identity, MembershipView, Rumour, Seeds,
     driver::{Peer, Proof},
     outreach::{self, OP_EXCHANGE, Visit},
     thread::{Command, GossipThread, Observer, ThreadArgs},
 };
 use crate::{
     discovery::{DirectoryHandle, RecordDelta},
-    security::SealKey,
+    security::Keys,
     session::{Caller, Ops},
     stream::{Fault, FaultKind},
     supervise::{ChildSpec, Handle, Restart, TaskOwner, Unavailable, child},
@@ -49,12 +49,12 @@ pub struct MembershipArgs {
     pub address: SocketAddr,
     /// The bound gossip socket.
     pub socket: Arc<UdpSocket>,
-    /// Gossip keys, newest first: the first one seals, all open.
-    pub keys: Vec<SealKey>,
+    /// The keys of the cluster: gossip seals with the primary and opens with any.
+    pub keys: Keys,
     /// The cluster's name; packets of other clusters are not authentic here.
     pub cluster: String,
-    /// `host:port`, names included.
-    pub seeds: Vec<String>,
+    /// Where to look for members.
+    pub seeds: Seeds,
     /// Where the member list is published.
     pub view: Arc<watch::Sender<Arc<MembershipView>>>,
     /// Told of each change and rumour.

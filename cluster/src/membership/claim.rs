@@ -17,7 +17,7 @@ use super::{
     message::{self, Opened, Word},
     socket::SealedSocket,
 };
-use crate::security::SealKey;
+use crate::security::Keys;
 
 /// How long seeds have to answer a node that is otherwise free to go.
 const SILENCE: Duration = Duration::from_millis(600);
@@ -51,8 +51,8 @@ pub enum ClaimError {
 pub struct Claim<'a> {
     /// The gossip socket, already bound.
     pub socket: &'a std::net::UdpSocket,
-    /// Gossip keys, newest first.
-    pub keys: &'a [SealKey],
+    /// The keys of the cluster.
+    pub keys: &'a Keys,
     /// The cluster's name.
     pub cluster: &'a str,
     /// Whom to ask.

@@ -4,8 +4,8 @@
 //!
 //! ```text
 //! let (listener, socket) = bind_pair(config.bind)?;                   // one port for TCP and UDP
-//! let seeds = resolve(&config.seeds).await;
-//! let address = advertise(bound, config.advertise, &seeds)?;          // never 0.0.0.0
+//! let seeds = Seeds::new(&config.seeds)?;                             // looked up again and again
+//! let address = advertise(bound, config.advertise, &seeds.resolve().await)?; // never 0.0.0.0
 //! let incarnation = claim(Claim { .. }).await?;                       // raises the boot counter; refuses a taken name
 //! let membership = MembershipHandle::default();
 //! supervisor.add(membership_child(&membership, MembershipArgs { .. })).await?;
@@ -45,7 +45,7 @@ pub use driver::{Driver, EXCHANGE_MAX, Effect, MemberView, Outranked, Peer, Proo
 pub use identity::Identity;
 pub use message::Rumour;
 pub use outreach::{OP_EXCHANGE, Visit, visit_by_tls};
-pub use seeds::resolve;
+pub use seeds::{Lookup, Seed, SeedError, Seeds};
 pub use socket::bind_pair;
 use starling_ids::NodeId;
 

@@ -23,12 +23,11 @@ use tokio::{
 };
 
 use super::{
-    Driver, Effect, Identity, MembershipView, Outranked, Rumour,
+    Driver, Effect, Identity, MembershipView, Outranked, Rumour, Seeds,
     driver::{Peer, Proof},
-    seeds,
     socket::{SealedSocket, count_dropped},
 };
-use crate::{discovery::RecordDelta, security::SealKey};
+use crate::{discovery::RecordDelta, security::Keys};
 
 /// Commands that may wait for the thread.
 const COMMANDS_MAX: usize = 256;
@@ -73,9 +72,9 @@ pub(super) struct ThreadArgs {
     pub(super) identity: Identity,
     pub(super) generation: Arc<AtomicU32>,
     pub(super) socket: Arc<StdSocket>,
-    pub(super) keys: Vec<SealKey>,
+    pub(super) keys: Keys,
     pub(super) cluster: String,
-    pub(super) seeds: Vec<String>,
+    pub(super) seeds: Seeds,
     pub(super) view: Arc<watch::Sender<Arc<MembershipView>>>,
     pub(super) observer: Box<dyn Observer>,
 }
@@ -128,7 +127,7 @@ struct Gossip {
     driver: Driver,
     socket: SealedSocket,
     epoch: Instant,
-    seeds: Vec<String>,
+    seeds: Seeds,
     resolving: JoinSet<Vec<std::net::SocketAddr>>,
     next_resolve: Instant,
     next_complaint: Instant,
@@ -235,7 +234,7 @@ impl Gossip {
         let alone = self.driver.member_count() == 0;
         self.next_resolve = now + if alone { RESOLVE_ALONE } else { RESOLVE_EVERY };
         let seeds = self.seeds.clone();
-        self.resolving.spawn(async move { seeds::resolve(&seeds).await });
+        self.resolving.spawn(async move { seeds.resolve().await });
     }
 
     /// Nothing else tells an operator that a joining node is talking to the wind.
@@ -246,7 +245,7 @@ impl Gossip {
         } else if now >= self.next_complaint {
             self.next_complaint = now + COMPLAIN_AGAIN;
             tracing::warn!(
-                seeds = self.seeds.join(","),
+                seeds = %self.seeds,
                 "alone: no seed answers; not started yet, not reachable over UDP, or started with another cluster key"
             );
         }

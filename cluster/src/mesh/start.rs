@@ -13,13 +13,14 @@ use crate::{
     blobs::{BLOB_ENDPOINT, BlobDoor, Shelf},
     config::ClusterConfig,
     discovery::{DirectoryArgs, DirectoryHandle, NodeRecord, directory_child},
+    keys::{KeeperArgs, KeyRoller, keeper_child},
     link::{CONTROL_ENDPOINT, ControlEndpoint, LinkLayer, LinkSetup},
-    membership::{MembershipArgs, MembershipHandle, membership_child, view_watch, visit_by_tls},
+    membership::{MembershipArgs, MembershipHandle, Seeds, membership_child, view_watch, visit_by_tls},
     program::Programs,
-    security::{Alpn, SealKey, Tls},
-    session::{Dial, Ops, SessionStream, SessionsHandle, control_child, hex, sessions_child},
+    security::{Alpn, Tls},
+    session::{Caller, Dial, Ops, SessionStream, SessionsHandle, control_child, sessions_child},
     stream::Endpoints,
-    supervise::{Handle, Restart, SupervisorHandle, TaskOwner, Tasks, child},
+    supervise::{ChildSpec, Handle, Restart, SupervisorHandle, TaskOwner, Tasks, child},
     wire::{Hello, Party, limits},
 };
 
@@ -29,16 +30,12 @@ pub(super) struct Start {
     pub(super) address: SocketAddr,
     pub(super) incarnation: Incarnation,
     pub(super) tls: Tls,
+    pub(super) seeds: Seeds,
     pub(super) root: SupervisorHandle,
 }
 
 impl Start {
-    pub(super) async fn run(
-        self,
-        listener: TcpListener,
-        gossip: std::net::UdpSocket,
-        keys: Vec<SealKey>,
-    ) -> Result<Mesh, ClusterError> {
+    pub(super) async fn run(self, listener: TcpListener, gossip: std::net::UdpSocket) -> Result<Mesh, ClusterError> {
         let (ops, endpoints, root) = (Ops::default(), Endpoints::default(), self.root.clone());
         endpoints.serve(EndpointName::new(CONTROL_ENDPOINT)?, Arc::new(ControlEndpoint(ops.clone())));
         let shelf = Shelf::default();
@@ -49,8 +46,8 @@ impl Start {
         let handlers = start_handlers(&root).await?;
         let setup = self.link_setup(&endpoints, &handlers, (&directory, &membership), &sessions);
         let links = LinkLayer::start(&root, setup).await?;
-        let cookie = hex(&self.config.key.derive("session-cookie"));
-        root.add(sessions_child(&sessions, cookie, self.session_dial())).await?;
+        // It only guards against mis-wiring: TLS has authenticated both ends before, under keys that may be rolled.
+        root.add(sessions_child(&sessions, CLUSTER.to_owned(), self.session_dial())).await?;
         root.add(control_child(&sessions)).await?;
         let view = view_watch();
         let (watch, caller) = (view.subscribe(), sessions.caller());
@@ -61,14 +58,16 @@ impl Start {
             ops: ops.clone(),
         };
         root.add(directory_child(&directory, args)).await?;
+        let roller = self.key_roller(&caller, &ops, &directory);
+        let keeper = self.keeper(&caller, &directory);
         let args = MembershipArgs {
             node: self.config.name.clone(),
             incarnation: self.incarnation,
             address: self.address,
             socket: Arc::new(gossip),
-            keys,
+            keys: self.tls.keys().clone(),
             cluster: CLUSTER.to_owned(),
-            seeds: self.config.seeds.clone(),
+            seeds: self.seeds.clone(),
             view,
             directory: directory.clone(),
             caller,
@@ -76,6 +75,7 @@ impl Start {
             ops,
         };
         root.add(membership_child(&membership, args)).await?;
+        root.add(keeper).await?;
         links.listen(&root, Arc::new(listener)).await?;
         let inner = Inner {
             node: self.config.name,
@@ -92,8 +92,24 @@ impl Start {
             view: watch,
             programs: Programs::default(),
             shelf,
+            keys: roller,
         };
         Ok(Mesh { inner: Arc::new(inner) })
+    }
+
+    fn key_roller(&self, caller: &Caller, ops: &Ops, directory: &DirectoryHandle) -> KeyRoller {
+        KeyRoller::new(self.config.name.clone(), self.tls.keys().clone(), (caller.clone(), ops), directory.watch())
+    }
+
+    fn keeper(&self, caller: &Caller, directory: &DirectoryHandle) -> ChildSpec {
+        keeper_child(KeeperArgs {
+            node: self.config.name.clone(),
+            address: self.address,
+            keys: self.tls.keys().clone(),
+            seeds: self.seeds.clone(),
+            caller: caller.clone(),
+            snapshots: directory.watch(),
+        })
     }
 
     fn first_record(&self) -> NodeRecord {
@@ -114,6 +130,7 @@ impl Start {
         sessions: &SessionsHandle,
     ) -> LinkSetup {
         let (for_reach, for_sessions, membership) = (directory.clone(), sessions.clone(), membership.clone());
+        let tls = self.tls.clone();
         LinkSetup {
             hello: Hello::new(Party::Node, self.config.name.clone(), self.incarnation, self.config.software.clone()),
             tls: self.tls.clone(),
@@ -127,7 +144,7 @@ impl Start {
                     membership.doubt(node, incarnation);
                 }
             }),
-            sessions: Arc::new(move |connection, from| for_sessions.accept(Box::new(connection), from)),
+            sessions: Arc::new(move |connection, from| for_sessions.accept(Box::new(tls.fading(connection)), from)),
         }
     }
 
@@ -138,7 +155,7 @@ impl Start {
             Box::pin(async move {
                 let connection = tls.connect(address, Some(&node), Alpn::Session, dial_max).await;
                 let connection = connection.map_err(std::io::Error::other)?;
-                Ok(Box::new(connection) as SessionStream)
+                Ok(Box::new(tls.fading(connection)) as SessionStream)
             })
         })
     }

@@ -45,7 +45,7 @@ async fn start(key: &ClusterKey, name: &str, data_dir: &Path, seeds: &[SocketAdd
         advertise: None,
         seeds: seeds.iter().map(SocketAddr::to_string).collect(),
         data_dir: data_dir.join(name),
-        key: key.clone(),
+        keys: key.into(),
         roles: vec!["worker".into()],
         http: None,
         labels: Default::default(),

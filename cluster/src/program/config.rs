@@ -3,25 +3,20 @@
 //! Called by programs before [`Mesh::join`]. Nothing is checked before the join, so that a configuration is one
 //! expression; what is wrong then is told with the name of the field.
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, convert::Infallible, net::SocketAddr, path::PathBuf};
 
 use starling_ids::{NameError, NodeId};
 
 use crate::{
     config::{ClusterConfig, ConfigError, Timings},
     mesh::{ClusterError, Mesh},
-    security::{ClusterKey, KeyError},
+    security::KeyRing,
 };
 
 /// Where the key comes from.
 #[derive(Debug, Clone)]
 enum KeyFrom {
-    Given(ClusterKey),
+    Given(KeyRing),
     File(PathBuf),
     FileOrNew(PathBuf),
 }
@@ -76,14 +71,15 @@ impl JoinConfig {
         self
     }
 
-    /// A key that the program has; [`ClusterKey::generate`] makes one.
+    /// A key or a ring that the program has; [`crate::security::ClusterKey::generate`] makes a key. A roll is kept only
+    /// in the file of a ring that came from one.
     #[must_use]
-    pub fn key(mut self, key: ClusterKey) -> Self {
-        self.key = Some(KeyFrom::Given(key));
+    pub fn key(mut self, keys: impl Into<KeyRing>) -> Self {
+        self.key = Some(KeyFrom::Given(keys.into()));
         self
     }
 
-    /// One more `host:port` to join through. Without any the program begins a cluster, or waits for others to join it.
+    /// One more `host:port` or `file:path` to join through. Without any the program begins a cluster, or waits for others to join it.
     #[must_use]
     pub fn seed(mut self, address: impl Into<String>) -> Self {
         self.seeds.push(address.into());
@@ -134,12 +130,12 @@ impl TryFrom<JoinConfig> for ClusterConfig {
             field: "key",
             rule: "give the cluster's key with `key_file`, or begin a cluster with `key_file_or_new`".to_owned(),
         };
-        let key = match config.key.ok_or_else(missing)? {
+        let keys = match config.key.ok_or_else(missing)? {
             KeyFrom::Given(key) => key,
-            KeyFrom::File(path) => ClusterKey::load(&path)?,
-            KeyFrom::FileOrNew(path) => ClusterKey::load_or_make(&path)?,
+            KeyFrom::File(path) => KeyRing::load(&path)?,
+            KeyFrom::FileOrNew(path) => KeyRing::load_or_make(&path)?,
         };
-        let program = Self::program(&config.name, key)?;
+        let program = Self::program(&config.name, keys)?;
         let built = Self {
             bind: config.bind,
             advertise: config.advertise,
@@ -163,14 +159,14 @@ impl From<Infallible> for ClusterError {
 impl ClusterConfig {
     /// A program named `name`: any free port of the address that routes to the first seed, its boot counter under
     /// `.starling/NAME` in the working folder. [`JoinConfig`] builds one field by field.
-    pub fn program(name: &str, key: ClusterKey) -> Result<Self, NameError> {
+    pub fn program(name: &str, keys: impl Into<KeyRing>) -> Result<Self, NameError> {
         Ok(Self {
             name: NodeId::new(name)?,
             bind: SocketAddr::from(([0, 0, 0, 0], 0)),
             advertise: None,
             seeds: Vec::new(),
             data_dir: PathBuf::from(".starling").join(name),
-            key,
+            keys: keys.into(),
             roles: Vec::new(),
             http: None,
             labels: BTreeMap::new(),
@@ -214,23 +210,12 @@ impl Mesh {
     }
 }
 
-impl ClusterKey {
-    /// Reads a key file, or makes it when there is none. Of several processes that start together, one makes it.
-    pub fn load_or_make(path: &Path) -> Result<Self, KeyError> {
-        if !path.exists() {
-            match Self::generate().store(path) {
-                Ok(()) => {}
-                Err(_) if path.exists() => tracing::debug!("another process made the key file"),
-                Err(error) => return Err(error),
-            }
-        }
-        Self::load(path)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::security::ClusterKey;
 
     fn refused(config: JoinConfig) -> String {
         ClusterConfig::try_from(config).unwrap_err().to_string()
@@ -246,7 +231,7 @@ mod tests {
         assert_eq!(made.data_dir, Path::new(".starling/shop-1"));
         let joined = JoinConfig::new("shop-2").key_file(&path).seed("10.0.0.1:7400").data_dir("d");
         let joined = ClusterConfig::try_from(joined).unwrap();
-        assert_eq!((joined.key.derive("x"), joined.data_dir.as_path()), (made.key.derive("x"), Path::new("d")));
+        assert_eq!((joined.keys.ids(), joined.data_dir.as_path()), (made.keys.ids(), Path::new("d")));
         let key = ClusterKey::generate;
         for (config, field) in [
             (JoinConfig::new("shop-1"), "key: "),

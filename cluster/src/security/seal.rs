@@ -108,6 +108,12 @@ impl std::fmt::Debug for SealKey {
     }
 }
 
+impl Drop for SealKey {
+    fn drop(&mut self) {
+        super::key::wipe(&mut self.secret);
+    }
+}
+
 impl SealKey {
     /// `secret` is derived from the cluster key for gossip alone. The key's number is derived from it too.
     #[must_use]
@@ -152,6 +158,14 @@ impl Sealer {
         Self { key_id: key.id, cipher: key.cipher(sender), sender, counter: 0, cluster: cluster.as_bytes().to_vec() }
     }
 
+    /// Seals under another key from now on. The counter goes on: under a key that comes back it must not repeat.
+    pub fn switch(&mut self, key: &SealKey) {
+        if key.id != self.key_id {
+            self.key_id = key.id;
+            self.cipher = key.cipher(self.sender);
+        }
+    }
+
     /// The datagram for `payload`, [`OVERHEAD`] bytes longer. `Err` for one over [`DATAGRAM_MAX`].
     pub fn seal(&mut self, payload: &[u8]) -> Result<Vec<u8>, Dropped> {
         if payload.len() + OVERHEAD > DATAGRAM_MAX {
@@ -173,7 +187,7 @@ impl Sealer {
     }
 }
 
-/// Opens what arrives. Holds one or two keys: during a rotation both are accepted.
+/// Opens what arrives under any key of the ring.
 pub struct Opener {
     keys: Vec<SealKey>,
     cluster: Vec<u8>,
@@ -200,6 +214,12 @@ impl Opener {
     #[must_use]
     pub fn new(keys: Vec<SealKey>, cluster: &str) -> Self {
         Self { keys, cluster: cluster.as_bytes().to_vec(), senders: HashMap::new(), heard: 0, senders_max: SENDERS_MAX }
+    }
+
+    /// Accepts packets under these keys from now on. What was heard under a key that stays is not forgotten.
+    pub fn switch(&mut self, keys: Vec<SealKey>) {
+        self.senders.retain(|(key_id, _), _| keys.iter().any(|key| key.id == *key_id));
+        self.keys = keys;
     }
 
     /// The payload of an authentic, new datagram.

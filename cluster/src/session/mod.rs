@@ -5,7 +5,7 @@
 //! ```text
 //! let ops = Ops::default();                                           // also given to the control endpoint of links
 //! let sessions = SessionsHandle::new(node, incarnation, ops, directory.watch());
-//! let cookie = hex(&key.derive("session-cookie"));
+//! let cookie = cluster;                                               // a guard against mis-wiring alone
 //! supervisor.add(sessions_child(&sessions, cookie, dial)).await?;     // dial: TLS, ALPN `starling-session/1`
 //! supervisor.add(control_child(&sessions)).await?;
 //! sessions.accept(Box::new(tls_stream), from);                        // from the listener, same ALPN

@@ -50,6 +50,8 @@ pub const HANDSHAKE_GRACE: Duration = Duration::from_secs(1);
 pub const DIAL_TIME_MAX: Duration = Duration::from_secs(3);
 /// How long unacknowledged data may stay unacknowledged before the kernel breaks a connection.
 pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long streams may go on over a link whose key was removed from the cluster.
+pub const KEY_REMOVED_GRACE: Duration = Duration::from_secs(60);
 /// Longest gap between frames on the side that opened a request stream, unless set otherwise.
 pub const STREAM_INACTIVITY: Duration = Duration::from_secs(30);
 

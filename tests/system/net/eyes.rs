@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use starling::control::{InstanceRow, NodeRow, op};
-use starling_cluster::{link::ControlClient, security::ClusterKey};
+use starling_cluster::{link::ControlClient, security::KeyRing};
 use tokio::{sync::Mutex as AsyncMutex, task::JoinSet};
 
 use crate::harness::Node;
@@ -23,7 +23,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(25);
 /// The kept links. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Eyes {
-    key: Arc<ClusterKey>,
+    /// Read anew for each link: the keys in it may be rolled.
+    key: Arc<Path>,
     links: Arc<AsyncMutex<HashMap<Spot, Arc<ControlClient>>>>,
 }
 
@@ -32,7 +33,7 @@ type Spot = (SocketAddr, u32);
 
 impl Eyes {
     pub(crate) fn new(key: &Path) -> Self {
-        Self { key: Arc::new(ClusterKey::load(key).expect("the key")), links: Arc::default() }
+        Self { key: key.into(), links: Arc::default() }
     }
 
     /// The members as a node sees them; `None` when it does not answer.
@@ -51,7 +52,8 @@ impl Eyes {
             let link = match kept {
                 Some(link) => link,
                 None => {
-                    let link = Arc::new(ControlClient::connect(at.0, &self.key).await.ok()?);
+                    let keys = KeyRing::load(&self.key).ok()?;
+                    let link = Arc::new(ControlClient::connect(at.0, &keys).await.ok()?);
                     self.links.lock().await.insert(at, link.clone());
                     link
                 }

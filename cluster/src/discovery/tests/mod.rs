@@ -15,10 +15,10 @@ use tokio::{
 use super::*;
 use crate::{
     membership::{
-        Claim, ClaimError, MembershipArgs, MembershipHandle, MembershipView, Proof, Visit, bind_pair, claim,
-        membership_child, resolve, view_watch,
+        Claim, ClaimError, MembershipArgs, MembershipHandle, MembershipView, Proof, Seeds, Visit, bind_pair, claim,
+        membership_child, view_watch,
     },
-    security::SealKey,
+    security::{ClusterKey, Keys},
     session::{Dial, Ops, SessionStream, SessionsHandle, control_child, hex, sessions_child},
     supervise::{ActorBook, Policy, SupervisorHandle},
 };
@@ -49,8 +49,8 @@ struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    fn key(&self) -> SealKey {
-        SealKey::new([self.key; 32])
+    fn keys(&self) -> Keys {
+        Keys::from(&ClusterKey::from_bytes([self.key; 32]))
     }
 }
 
@@ -65,11 +65,12 @@ async fn start(setup: Setup<'_>) -> Result<Site, ClaimError> {
     let mut accepting = JoinSet::new();
     let bound = listener.local_addr()?;
     let address = if setup.forwarded { forward(bound, &mut accepting) } else { bound };
-    let seeds = resolve(&setup.seeds).await;
-    let key = setup.key();
+    let sources = Seeds::new(&setup.seeds).unwrap();
+    let seeds = sources.resolve().await;
+    let keys = setup.keys();
     let incarnation = claim(Claim {
         socket: &socket,
-        keys: std::slice::from_ref(&key),
+        keys: &keys,
         cluster: CLUSTER,
         seeds: &seeds,
         node: &node,
@@ -92,9 +93,9 @@ async fn start(setup: Setup<'_>) -> Result<Site, ClaimError> {
         incarnation,
         address,
         socket: Arc::new(socket),
-        keys: vec![key],
+        keys,
         cluster: CLUSTER.into(),
-        seeds: setup.seeds,
+        seeds: sources,
         view: view.clone(),
         directory: directory.clone(),
         caller: sessions.caller(),

@@ -298,7 +298,7 @@ async fn with_a_hand_made_peer(timings: Timings) -> (Node, Opened, handshake::Es
     let peer = async {
         let (connection, _) = tls.accept(socket.accept().await.unwrap().0).await.unwrap();
         let hello = Hello::new(Party::Node, id("m"), Incarnation(1), "test".into());
-        let mut established = handshake::answer(connection, &hello, |_| Ok(())).await.unwrap();
+        let mut established = handshake::answer(connection, (&tls, &hello), |_| Ok(())).await.unwrap();
         let mut bytes = bytes::BytesMut::new();
         crate::wire::encode(&crate::wire::Frame::Accept { stream: 1, reply: Bytes::new() }, &mut bytes);
         tokio::time::sleep(Duration::from_millis(50)).await;
