@@ -115,12 +115,27 @@ fn way(found: u64) -> usize {
     (bit % 8 * 8 + bit / 8).min(WAYS - 1)
 }
 
-/// What is known of a segment beside its buckets.
+/// Where an entry is.
 #[derive(Debug, Clone, Copy)]
+struct Found {
+    segment: usize,
+    bucket: usize,
+    way: usize,
+}
+
+#[derive(Debug)]
 struct Segment {
+    /// As many as the table's mask says: a power of two.
+    buckets: Box<[Bucket]>,
     len: u32,
     /// Bits of the print that all its entries share.
     depth: u32,
+}
+
+impl Segment {
+    fn new(buckets: usize, depth: u32) -> Self {
+        Self { buckets: vec![Bucket::EMPTY; buckets].into_boxed_slice(), len: 0, depth }
+    }
 }
 
 /// Where the whole hashes are.
@@ -139,8 +154,6 @@ pub(super) struct Table {
     bits: u32,
     /// Buckets of a segment, less one.
     mask: usize,
-    /// Those of all segments, one segment after the other.
-    buckets: Vec<Bucket>,
     segments: Vec<Segment>,
     /// Entries that more others agree with than chance allows: made-up hashes cost a search here, nothing else.
     crowd: Vec<(Print, u32)>,
@@ -153,8 +166,7 @@ impl Default for Table {
             directory: vec![0],
             bits: 0,
             mask: SMALLEST - 1,
-            buckets: vec![Bucket::EMPTY; SMALLEST],
-            segments: vec![Segment { len: 0, depth: 0 }],
+            segments: vec![Segment::new(SMALLEST, 0)],
             crowd: Vec::new(),
             len: 0,
         }
@@ -172,57 +184,53 @@ impl Table {
         self.directory[self.slot(print)] as usize
     }
 
-    /// The bucket at which a print's entries begin.
-    #[inline]
-    fn home(&self, print: Print) -> usize {
-        self.segment_of(print) * (self.mask + 1) + print.bucket(self.mask)
-    }
-
-    /// The bucket after one, in the same segment.
-    #[inline]
-    fn after(&self, bucket: usize) -> usize {
-        bucket & !self.mask | (bucket + 1) & self.mask
-    }
-
     /// Fetches what a later look-up of this print reads first.
     #[inline]
     pub(super) fn warm(&self, print: Print) {
-        prefetch(&self.buckets[self.home(print)]);
+        prefetch(self.home(print));
+    }
+
+    /// The bucket at which a print's entries begin.
+    #[inline]
+    fn home(&self, print: Print) -> &Bucket {
+        &self.segments[self.segment_of(print)].buckets[print.bucket(self.mask)]
     }
 
     /// True when there is no entry like this; false says nothing.
     #[inline]
     pub(super) fn lacks(&self, print: Print) -> bool {
-        let bucket = &self.buckets[self.home(print)];
+        let bucket = self.home(print);
         bucket.with(print.mark()) == 0 && bucket.past() == 0 && self.crowd.is_empty()
     }
 
     /// The place that `is` accepts among those with this print.
     #[inline]
     pub(super) fn probe(&self, print: Print, is: impl Fn(u32) -> bool) -> Option<u32> {
-        if let Some((bucket, way)) = self.find(print, &is) {
-            return Some(self.buckets[bucket].places[way]);
+        if let Some(found) = self.find(print, &is) {
+            return Some(self.segments[found.segment].buckets[found.bucket].places[found.way]);
         }
         self.crowd.iter().find(|(other, place)| *other == print && is(*place)).map(|(_, place)| *place)
     }
 
     #[inline]
-    fn find(&self, print: Print, is: impl Fn(u32) -> bool) -> Option<(usize, usize)> {
-        let mut at = self.home(print);
+    fn find(&self, print: Print, is: impl Fn(u32) -> bool) -> Option<Found> {
+        let segment = self.segment_of(print);
+        let buckets = &self.segments[segment].buckets;
+        let mut at = print.bucket(self.mask);
         for _ in 0..=self.mask {
-            let bucket = &self.buckets[at];
+            let bucket = &buckets[at];
             let mut found = bucket.with(print.mark());
             while found != 0 {
                 let way = way(found);
                 if is(bucket.places[way]) {
-                    return Some((at, way));
+                    return Some(Found { segment, bucket: at, way });
                 }
                 found &= found - 1;
             }
             if bucket.past() == 0 {
                 return None;
             }
-            at = self.after(at);
+            at = (at + 1) & self.mask;
         }
         None
     }
@@ -245,10 +253,11 @@ impl Table {
     /// Puts an entry into a segment that has room.
     #[inline]
     fn put(&mut self, segment: usize, print: Print, place: u32) {
-        self.segments[segment].len += 1;
-        let mut at = segment * (self.mask + 1) + print.bucket(self.mask);
+        let segment = &mut self.segments[segment];
+        segment.len += 1;
+        let mut at = print.bucket(self.mask);
         loop {
-            let bucket = &mut self.buckets[at];
+            let bucket = &mut segment.buckets[at];
             let free = bucket.with(0);
             if free != 0 {
                 let way = way(free);
@@ -257,31 +266,30 @@ impl Table {
                 return;
             }
             bucket.pass();
-            at = self.after(at);
+            at = (at + 1) & self.mask;
         }
     }
 
     /// Takes an entry out; one that is not there changes nothing.
     #[inline]
     pub(super) fn remove(&mut self, print: Print, place: u32, hashes: &impl Hashes) {
-        let Some((found, way)) = self.find(print, |other| other == place) else {
+        let Some(found) = self.find(print, |other| other == place) else {
             let at = self.crowd.iter().position(|entry| *entry == (print, place));
             self.len -= usize::from(at.is_some());
             at.map(|at| self.crowd.swap_remove(at));
             return;
         };
-        self.buckets[found].set(way, 0);
-        let mut at = self.home(print);
-        while at != found {
-            self.buckets[at].unpass();
-            at = self.after(at);
+        let Segment { buckets, len, depth } = &mut self.segments[found.segment];
+        buckets[found.bucket].set(found.way, 0);
+        let mut at = print.bucket(self.mask);
+        while at != found.bucket {
+            buckets[at].unpass();
+            at = (at + 1) & self.mask;
         }
         self.len -= 1;
-        let segment = self.segment_of(print);
-        let Segment { len, depth } = &mut self.segments[segment];
         *len -= 1;
         if *depth > 0 && (*len as usize) < MERGED / 2 * SEGMENT {
-            self.merge(segment, print, hashes);
+            self.merge(found.segment, print, hashes);
         } else if self.len == 0 {
             *self = Self::default();
         }
@@ -289,8 +297,8 @@ impl Table {
 
     /// The block at `old` is at `new` now.
     pub(super) fn relocate(&mut self, print: Print, old: u32, new: u32) {
-        if let Some((bucket, way)) = self.find(print, |place| place == old) {
-            self.buckets[bucket].places[way] = new;
+        if let Some(found) = self.find(print, |place| place == old) {
+            self.segments[found.segment].buckets[found.bucket].places[found.way] = new;
         } else if let Some(entry) = self.crowd.iter_mut().find(|entry| **entry == (print, old)) {
             entry.1 = new;
         }
@@ -302,7 +310,7 @@ impl Table {
         if self.mask + 1 < SEGMENT {
             let entries = self.take(segment, hashes);
             self.mask = 2 * self.mask + 1;
-            self.buckets = vec![Bucket::EMPTY; self.mask + 1];
+            self.segments[segment] = Segment::new(self.mask + 1, 0);
             entries.into_iter().for_each(|(print, place)| self.put(segment, print, place));
             return true;
         }
@@ -317,12 +325,7 @@ impl Table {
         let entries = self.take(segment, hashes);
         let other = self.segments.len();
         self.segments[segment].depth = depth + 1;
-        self.segments.push(Segment { len: 0, depth: depth + 1 });
-        // By eighths, not by doubling.
-        if self.buckets.len() == self.buckets.capacity() {
-            self.buckets.reserve_exact(SEGMENT * (other / 8 + 1));
-        }
-        self.buckets.resize(self.buckets.len() + SEGMENT, Bucket::EMPTY);
+        self.segments.push(Segment::new(SEGMENT, depth + 1));
         let span = 1usize << (self.bits - depth);
         let begin = self.slot(print) & !(span - 1);
         self.directory[begin + span / 2..begin + span].fill(other as u32);
@@ -334,14 +337,15 @@ impl Table {
 
     /// Empties a segment; its entries with their prints.
     fn take(&mut self, segment: usize, hashes: &impl Hashes) -> Vec<(Print, u32)> {
-        let range = segment * (self.mask + 1)..(segment + 1) * (self.mask + 1);
-        let mut entries = Vec::with_capacity(self.segments[segment].len as usize);
-        entries
-            .extend(self.buckets[range.clone()].iter().flat_map(Bucket::taken).map(|place| (Print::default(), place)));
+        let Segment { buckets, len, .. } = &mut self.segments[segment];
+        let mut entries = Vec::with_capacity(*len as usize);
+        for bucket in buckets.iter() {
+            entries.extend(bucket.taken().map(|place| (Print::default(), place)));
+        }
         entries.iter().for_each(|(_, place)| hashes.warm(*place));
         entries.iter_mut().for_each(|(print, place)| *print = Print::of(hashes.hash(*place)));
-        self.buckets[range].fill(Bucket::EMPTY);
-        self.segments[segment].len = 0;
+        buckets.fill(Bucket::EMPTY);
+        *len = 0;
         entries
     }
 
@@ -368,18 +372,11 @@ impl Table {
     /// The last segment moves to the place of an empty one.
     fn drop_segment(&mut self, empty: usize) {
         let last = self.segments.len() - 1;
-        if empty != last {
-            self.buckets.copy_within(last * SEGMENT..(last + 1) * SEGMENT, empty * SEGMENT);
-            self.directory
-                .iter_mut()
-                .filter(|segment| **segment == last as u32)
-                .for_each(|segment| *segment = empty as u32);
-        }
+        self.directory
+            .iter_mut()
+            .filter(|segment| **segment == last as u32)
+            .for_each(|segment| *segment = empty as u32);
         self.segments.swap_remove(empty);
-        self.buckets.truncate(last * SEGMENT);
-        if self.buckets.capacity() > self.buckets.len() + self.buckets.len() / 4 + 8 * SEGMENT {
-            self.buckets.shrink_to(self.buckets.len() + self.buckets.len() / 8);
-        }
     }
 
     /// Gives back half of the directory while no segment needs all of its bits.
@@ -395,7 +392,8 @@ impl Table {
 
     /// The places of all entries.
     pub(super) fn places(&self) -> impl Iterator<Item = u32> {
-        self.buckets.iter().flat_map(Bucket::taken).chain(self.crowd.iter().map(|(_, place)| *place))
+        let buckets = self.segments.iter().flat_map(|segment| segment.buckets.iter());
+        buckets.flat_map(Bucket::taken).chain(self.crowd.iter().map(|(_, place)| *place))
     }
 
     /// Entries.
@@ -405,7 +403,7 @@ impl Table {
 
     /// Bytes, from capacities.
     pub(super) fn heap_bytes(&self) -> usize {
-        self.buckets.capacity() * std::mem::size_of::<Bucket>()
+        self.segments.len() * (self.mask + 1) * std::mem::size_of::<Bucket>()
             + self.directory.capacity() * 4
             + self.segments.capacity() * std::mem::size_of::<Segment>()
             + self.crowd.capacity() * std::mem::size_of::<(Print, u32)>()
