@@ -2,6 +2,7 @@
 //!
 //! `index record --trace FILE --workers N --lru BLOCKS --out LOG`, then `index MODE LOG [--threads N] [--rate R]`, or both
 //! in one: `index replay --trace FILE --workers N [--lru BLOCKS] [--threads N]`. `compare_index.py` runs it beside a peer's.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark prints its figures")]
 
 use std::{
     fs::File,
