@@ -10,7 +10,7 @@ use std::{
 
 use starling_bench::{
     argument,
-    sim::{BARS, Options, Outcome, Row, SCENARIOS, Scenario, Summary, fuzz, seconds, table},
+    sim::{BARS, HEAD, Options, Outcome, Row, SCENARIOS, Scenario, Summary, fuzz, seconds, table},
 };
 
 const HELP: &str = "\
@@ -74,20 +74,23 @@ fn one(arguments: &[String]) -> Result<bool, Box<dyn Error>> {
     Ok(report(&run(scenario, options, seeds)))
 }
 
-/// The table of bars.
+/// The table of bars, each line as soon as it is known.
 fn all(long: bool, only: &str) -> bool {
-    let mut summaries = Vec::new();
+    let mut ok = true;
+    print!("{HEAD}");
     for row in BARS.iter().filter(|row| (long || !row.long) && (only.is_empty() || row.scenario == only)) {
         let Some(scenario) = Scenario::named(row.scenario) else { continue };
         let &Row { nodes, loss, machines_die, .. } = row;
         let options = Options { nodes, loss, machines_die, progress: row.long, ..Options::default() };
-        summaries.extend(run(scenario, options, 1..row.seeds + 1));
+        let summaries = run(scenario, options, 1..row.seeds + 1);
+        print!("{}", table(&summaries));
+        ok &= summaries.iter().all(|summary| summary.ok);
     }
-    report(&summaries)
+    ok
 }
 
 fn report(summaries: &[Summary]) -> bool {
-    print!("{}", table(summaries));
+    print!("{HEAD}{}", table(summaries));
     summaries.iter().all(|summary| summary.ok)
 }
 

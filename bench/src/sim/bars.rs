@@ -66,6 +66,7 @@ pub const BARS: &[Row] = &[
     row("clock", 10, 0.0, 10),
     row("slow", 10, 0.0, 10),
     row("rumour", 100, 0.0, 5),
+    row("directory", 500, 0.0, 1),
     row("steady", 10, 0.0, 3),
     row("steady", 100, 0.0, 1),
     row("steady", 100, 0.05, 3),

@@ -26,7 +26,7 @@ pub use bars::{BARS, Row};
 pub use fuzz::fuzz;
 pub use invariants::Invariants;
 pub use network::{Delay, Network};
-pub use report::{Summary, table};
+pub use report::{HEAD, Summary, table};
 pub use scenario::{Figure, Options, Outcome, SCENARIOS, Scenario};
 pub use views::Views;
 pub use world::{Setup, World};

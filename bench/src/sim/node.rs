@@ -6,7 +6,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use starling_cluster::membership::{Driver, Outranked};
 
-use super::{Micros, SECOND, views::Life, world::Call};
+use super::{
+    Micros, SECOND,
+    views::Life,
+    world::{Call, Directory},
+};
 
 /// Packets that a kernel keeps for a process that does not read.
 pub(super) const SOCKET_BUFFER: usize = 128;
@@ -39,6 +43,7 @@ pub(super) struct Node {
     pub(super) outranked: Option<Outranked>,
     /// The newest version heard of each name's record.
     pub(super) heard: BTreeMap<usize, u64>,
+    pub(super) directory: Option<Box<Directory>>,
     pub(super) traffic: Traffic,
 }
 
@@ -60,6 +65,7 @@ impl Node {
             sound: true,
             outranked: None,
             heard: BTreeMap::new(),
+            directory: None,
             traffic: Traffic::default(),
         }
     }

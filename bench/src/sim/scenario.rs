@@ -4,6 +4,7 @@
 //! of the caller. Each scenario ends with a cluster in which all live nodes agree, or says that they did not.
 
 mod deaths;
+mod directory;
 mod faults;
 mod joins;
 mod steady;
@@ -169,6 +170,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("leave", "a node says goodbye", 30, deaths::leave),
     scenario("steady", "nothing happens but loss, for --minutes", 100, steady::steady),
     scenario("rumour", "the record of a node gets a new version", 100, steady::rumour),
+    scenario("directory", "each node offers 20 models; then records change", 500, directory::directory),
     scenario("split", "two halves are cut off from each other for a minute", 6, faults::split),
     scenario("isolate", "one seed is cut off from all others for a minute", 6, faults::isolate),
     scenario("oneway", "one node is not heard for five minutes, then deaf for five", 10, faults::oneway),

@@ -6,6 +6,7 @@
 //! Node `k` is called `nk`, runs in slot `k` and listens at address `k`, unless a scenario starts it otherwise.
 
 mod deeds;
+mod directory;
 mod members;
 mod tcp;
 
@@ -25,6 +26,7 @@ use super::{
     seconds,
     views::Life,
 };
+pub(super) use directory::Directory;
 pub(super) use tcp::Call;
 
 /// How often invariants are looked at.
@@ -47,6 +49,7 @@ pub struct Setup {
 
 enum Event {
     Tick(usize),
+    DirectoryTick(usize),
     Packet { from: usize, to: usize, payload: Vec<u8> },
     Call(Call),
     Check,
@@ -143,6 +146,7 @@ impl World {
         self.events += 1;
         match event {
             Event::Tick(slot) => self.tick(slot),
+            Event::DirectoryTick(slot) => self.direct_tick(slot),
             Event::Packet { from, to, payload } => self.deliver(from, to, payload),
             Event::Call(call) => self.call(call),
             Event::Check => self.check(),
@@ -215,7 +219,10 @@ impl World {
         for effect in effects {
             match effect {
                 Effect::Send { to, payload } => self.send(slot, to, payload),
-                Effect::MembersChanged(changed) => self.members_changed(slot, &changed),
+                Effect::MembersChanged(changed) => {
+                    self.members_changed(slot, &changed);
+                    self.direct_members(slot);
+                }
                 Effect::Exchange(peer) => self.open_exchange(slot, peer),
                 Effect::Verify(peer) => self.verify(slot, peer),
                 Effect::NameClash(_) => self.clashes += 1,
@@ -224,6 +231,7 @@ impl World {
                         let heard = self.nodes[slot].heard.entry(name).or_default();
                         *heard = rumour.version.max(*heard);
                     }
+                    self.direct_rumour(slot, &rumour);
                 }
                 Effect::Outranked(why) => {
                     self.nodes[slot].outranked = Some(why);

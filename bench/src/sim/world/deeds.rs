@@ -78,6 +78,7 @@ impl World {
     pub(super) fn end(&mut self, slot: usize) {
         let node = &mut self.nodes[slot];
         node.driver = None;
+        node.directory = None;
         node.frozen = false;
         node.inbox.clear();
         node.held.clear();
@@ -116,6 +117,7 @@ impl World {
             self.call(call);
         }
         self.tell(slot, |_, _| ());
+        self.direct_members(slot);
     }
 
     /// Sets the clock of a node forward, or back.

@@ -1,4 +1,5 @@
-//! TCP between nodes, as far as membership needs it: full-state exchanges, and looks at a member that is suspected.
+//! TCP between nodes, as far as membership and directory need it: full-state exchanges, looks at a member that is suspected,
+//! and what one directory asks another.
 //!
 //! Called by the world when a driver asks for either. Pure. A connection takes a round trip for TCP and one for TLS; each
 //! message travels like a datagram, but is sent again when lost (see `Network::segment`). A stopped process accepts and does not
@@ -7,9 +8,12 @@
 
 use std::net::SocketAddr;
 
-use starling_cluster::membership::{EXCHANGE_MAX, Peer, Proof, VERIFY_MAX};
+use starling_cluster::{
+    discovery::{Ask, Told},
+    membership::{EXCHANGE_MAX, Peer, Proof, VERIFY_MAX},
+};
 
-use super::{Event, World, index};
+use super::{Event, World, directory::unanswered, index};
 use crate::sim::{Micros, SECOND, views::Life};
 
 /// How long an exchange may take, in all.
@@ -40,12 +44,26 @@ pub(in crate::sim) struct Line {
 pub(in crate::sim) enum Question {
     Exchange(Vec<u8>),
     Verify,
+    /// With the ticket under which the directory asks.
+    Directory(u64, Ask),
 }
 
 pub(in crate::sim) enum Answer {
     Exchanged(Vec<u8>),
     ExchangeFailed,
     Verified(Proof),
+    Directory(u64, Option<Told>),
+}
+
+impl Answer {
+    /// What the asker takes it for when it does not arrive.
+    fn lost(self) -> Self {
+        match self {
+            Self::Exchanged(_) | Self::ExchangeFailed => Self::ExchangeFailed,
+            Self::Verified(_) => Self::Verified(Proof::Silent),
+            Self::Directory(ticket, _) => unanswered(ticket),
+        }
+    }
 }
 
 impl World {
@@ -63,12 +81,12 @@ impl World {
         self.connect(line, Question::Verify);
     }
 
-    fn line(&self, asker: usize, peer: Peer, patience: Micros) -> Line {
+    pub(super) fn line(&self, asker: usize, peer: Peer, patience: Micros) -> Line {
         Line { asker, life: self.nodes[asker].life, peer, deadline: self.now + patience }
     }
 
     /// Two round trips to open, then half of one for the question.
-    fn connect(&mut self, line: Line, question: Question) {
+    pub(super) fn connect(&mut self, line: Line, question: Question) {
         let Some(travel) = self.trips(&line, 2, self.now) else {
             self.give_up(line, &question);
             return;
@@ -85,8 +103,10 @@ impl World {
     }
 
     fn ask_at(&mut self, at: Micros, line: Line, question: Question) {
-        if let Question::Exchange(ask) = &question {
-            self.count(line.asker, ask.len());
+        match &question {
+            Question::Exchange(ask) => self.count(line.asker, ask.len()),
+            Question::Directory(_, ask) => self.count(line.asker, encoded_len(ask)),
+            Question::Verify => {}
         }
         self.queue.add(at, Event::Call(Call::Ask(line, question)));
     }
@@ -100,6 +120,7 @@ impl World {
         let answer = match question {
             Question::Exchange(_) => Answer::ExchangeFailed,
             Question::Verify => Answer::Verified(Proof::Silent),
+            Question::Directory(ticket, _) => unanswered(*ticket),
         };
         self.answer_at(line.deadline, line, answer);
     }
@@ -113,6 +134,7 @@ impl World {
         let answer = match question {
             Question::Exchange(_) => Answer::ExchangeFailed,
             Question::Verify => Answer::Verified(Proof::Refused),
+            Question::Directory(ticket, _) => unanswered(*ticket),
         };
         self.answer_at(self.now + travel, line, answer);
     }
@@ -171,14 +193,16 @@ impl World {
                 self.count(slot, reply.len());
                 Answer::Exchanged(reply)
             }
+            Question::Directory(ticket, ask) => {
+                let asker = self.names[self.nodes[line.asker].name].clone();
+                let told = self.direct_ask(slot, &asker, &ask);
+                self.count(slot, told.as_ref().map_or(0, encoded_len));
+                Answer::Directory(ticket, told)
+            }
         };
-        let back = self.trip(&line, false, self.now);
-        if let Some(travel) = back {
-            self.answer_at(self.now + travel, line, answer);
-        } else {
-            let question =
-                if matches!(answer, Answer::Verified(_)) { Question::Verify } else { Question::Exchange(Vec::new()) };
-            self.give_up(line, &question);
+        match self.trip(&line, false, self.now) {
+            Some(travel) => self.answer_at(self.now + travel, line, answer),
+            None => self.answer_at(line.deadline, line, answer.lost()),
         }
     }
 
@@ -200,6 +224,7 @@ impl World {
                         .breach(self.now, || format!("node {slot} cannot read the answer in an exchange: {dropped:?}")),
                 }
             }
+            Answer::Directory(ticket, told) => self.direct_told(slot, ticket, told),
             Answer::ExchangeFailed => self.tell(slot, |driver, now| driver.exchange_failed(now)),
             Answer::Verified(proof) => {
                 let Peer { node, incarnation, .. } = line.peer;
@@ -236,4 +261,9 @@ impl World {
         let patience = line.deadline.checked_sub(now)?;
         self.network.segment(from, to, patience, &mut self.rng)
     }
+}
+
+/// Bytes of a message in MessagePack, as sessions carry it.
+fn encoded_len<T: serde::Serialize>(message: &T) -> usize {
+    rmp_serde::to_vec(message).map_or(0, |bytes| bytes.len())
 }
