@@ -89,7 +89,7 @@ async fn node(name: &str, seeds: Vec<String>) -> Result<(Mesh, Folder), Failure>
         advertise: None,
         seeds,
         data_dir: folder.0.clone(),
-        key: key(),
+        keys: key().into(),
         roles: Vec::new(),
         http: None,
         software: "links benchmark".to_owned(),

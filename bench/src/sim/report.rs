@@ -63,12 +63,14 @@ fn number(value: f64) -> String {
     }
 }
 
-/// A Markdown table of summaries.
+/// The first two lines of the table.
+pub const HEAD: &str =
+    "| scenario | seeds | figure | least | median | most | bar | ok |\n|---|---|---|---|---|---|---|---|\n";
+
+/// The lines of a Markdown table, without its [`HEAD`].
 #[must_use]
 pub fn table(summaries: &[Summary]) -> String {
-    let mut text = String::from(
-        "| scenario | seeds | figure | least | median | most | bar | ok |\n|---|---|---|---|---|---|---|---|\n",
-    );
+    let mut text = String::new();
     for summary in summaries {
         let [least, median, most] = summary.values.map(number);
         let bar = summary.bar.map_or(String::new(), |bar| format!("≤ {}", number(bar)));
