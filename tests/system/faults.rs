@@ -23,7 +23,7 @@ async fn three() -> Three {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_worker_breaks_only_its_own_streams_and_comes_back() {
+async fn a_killed_workers_answers_go_on_elsewhere_word_for_word_and_it_comes_back() {
     let Three { cluster, gateway, mut w1, w2 } = three().await;
     let model = w2.model.clone();
     let mut streams = Vec::new();
@@ -47,14 +47,14 @@ async fn a_killed_worker_breaks_only_its_own_streams_and_comes_back() {
     };
     let (told, left) = tokio::join!(rest, gone);
     eprintln!("left the tables {left:?} after the kill");
-    let broken: Vec<_> = told.iter().filter(|told| told.error.is_some()).collect();
-    assert_eq!(broken.len(), doomed, "{told:?}");
-    assert!(
-        broken.iter().all(|told| told.error.as_ref().unwrap()["type"].is_string() && told.finish.is_none()),
-        "{broken:?}"
-    );
-    let whole = told.iter().filter(|told| told.error.is_none());
-    assert!(whole.clone().all(|told| told.done && told.finish.is_some()), "{told:?}");
+    assert!(told.iter().all(|told| told.error.is_none() && told.done && told.finish.is_some()), "{told:?}");
+    let calm = (0..8).map(async |n| {
+        gateway.stream(&ask_long(&model, &format!("{n}: tell me a long story"), 600)).await.rest().await.text
+    });
+    for (told, calm) in told.iter().zip(futures::future::join_all(calm).await) {
+        // The first piece was read before the kill.
+        assert!(told.text.len() > 100 && calm.ends_with(&told.text), "{:?} is not the end of {calm:?}", told.text);
+    }
 
     let again = cluster.join("w1", &[&gateway.address], &["--http", "127.0.0.1:0"]).await;
     let number = std::sync::atomic::AtomicU32::new(0);

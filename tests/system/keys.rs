@@ -123,7 +123,7 @@ async fn a_key_is_replaced_under_traffic_and_the_old_one_opens_nothing() {
     let gateway = cluster.up("heron", &["--role", "router,gateway"]).await;
     let w1 = cluster.join("egret", &[&gateway.address], &["--key-file", text(&w1_key)]).await;
     let w2 = cluster.join("stork", &[&gateway.address], &["--key-file", text(&w2_key)]).await;
-    let (names, all) = (["heron", "egret", "stork"], [&gateway, &w1, &w2]);
+    let (names, all) = (["egret", "heron", "stork"], [&gateway, &w1, &w2]);
     let both = async |cluster: &Cluster| {
         cluster.serving_workers("egret", &gateway).await + cluster.serving_workers("stork", &gateway).await == 2
     };

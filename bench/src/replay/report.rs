@@ -1,4 +1,4 @@
-//! Sums up a run.
+//! Sums up a run: percentiles, shares, spread over the workers.
 
 use std::time::Duration;
 
