@@ -14,6 +14,7 @@ use starling_actors::{
     generate::{GenerateError, ServedModel},
 };
 use starling_gateway::{Backend, Call, Generation, Readiness};
+use starling_ids::ModelId;
 
 /// All of the cluster, for the gateway role.
 #[derive(Debug)]
@@ -22,6 +23,10 @@ pub(crate) struct ClusterBackend(pub(crate) ClusterClient);
 impl Backend for ClusterBackend {
     fn models(&self) -> Vec<ServedModel> {
         self.0.models()
+    }
+
+    fn announces(&self, model: &ModelId) -> bool {
+        self.0.announces(model)
     }
 
     fn bundle(&self, card: &ModelCard) -> BoxFuture<'static, Result<Arc<TokenizerBundle>, GenerateError>> {

@@ -8,7 +8,7 @@ use starling_actors::{
     engine::{ModelCard, TokenizerBundle},
     generate::{GenerateError, GenerateFrame, GenerateSpec, ServedModel},
 };
-use starling_ids::RequestId;
+use starling_ids::{ModelId, RequestId};
 
 /// The frames of one request, in order. Ends after the last answer's finish; a stream that ends before it
 /// is a broken one. Dropping it cancels the request wherever it is.
@@ -43,6 +43,11 @@ pub enum Readiness {
 pub trait Backend: Send + Sync + 'static {
     /// Models that can be asked for now, sorted by id, each once.
     fn models(&self) -> Vec<ServedModel>;
+
+    /// Whether some worker names this model, also one that cannot be asked now.
+    fn announces(&self, _model: &ModelId) -> bool {
+        false
+    }
 
     /// Tokenizer and template of a model. The gateway keeps what it gets, by the card's digest.
     fn bundle(&self, card: &ModelCard) -> BoxFuture<'static, Result<Arc<TokenizerBundle>, GenerateError>>;

@@ -123,7 +123,12 @@ impl App {
         let id = ModelId::new(name).or_else(|_| ModelId::new(plain.trim()));
         Err(id.map_or_else(
             |_| Fault::Validate(crate::openai::validate::ValidateError::value("model", "is not a model's name")),
-            |id| Fault::Generate(GenerateError::UnknownModel(id)),
+            |id| {
+                // A model whose workers are out of reach for a moment is worth another try; an unknown one is not.
+                let here = self.backend.announces(&id);
+                let away = || GenerateError::Unavailable(format!("no worker of `{id}` can be reached now"));
+                Fault::Generate(if here { away() } else { GenerateError::UnknownModel(id) })
+            },
         ))
     }
 

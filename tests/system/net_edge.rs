@@ -176,7 +176,7 @@ impl Backend for Fragile {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn err_05_over_sockets_a_worker_that_fails_is_a_status_or_one_error_frame() {
+async fn err_05_over_sockets_a_worker_that_fails_once_costs_a_pause_and_no_token() {
     let cluster = Cluster::new().await;
     let gateway = cluster.up("gw", &["--role", "router,gateway"]).await;
     let key = KeyRing::load(&cluster.key()).unwrap();
@@ -206,18 +206,10 @@ async fn err_05_over_sockets_a_worker_that_fails_is_a_status_or_one_error_frame(
             let text = answer.text().await.unwrap();
             fails_at.store(u32::MAX, SeqCst);
             eprintln!("fails at step {at}, stream {stream}: {status} {text:.300}");
-            // The head of a stream is sent when a worker has accepted, so its first byte is always before a failure.
-            if stream {
-                assert_eq!(status, 200, "{text}");
-                let errors = text.matches("\"error\"").count();
-                assert_eq!(errors, 1, "one error frame: {text}");
-                assert!(!text.contains("[DONE]"), "{text}");
-                assert!(!text.contains("\"finish_reason\":\"stop\"") && !text.contains("\"finish_reason\":\"length\""));
-            } else {
-                assert!((500..600).contains(&status), "{status}: {text}");
-                let value: Value = serde_json::from_str(&text).expect("an error is JSON");
-                assert!(value["error"]["message"].is_string() && value["error"]["type"].is_string(), "{text}");
-            }
+            // The request goes on in the engine's next life; who asked sees a pause and every token.
+            assert_eq!(status, 200, "{text}");
+            assert!(!text.contains("\"error\"") && text.contains("\"finish_reason\":\"length\""), "{text}");
+            assert_eq!(text.contains("[DONE]"), stream, "{text}");
             for name in ["starling_router_reservations", "starling_gateway_permits_in_use", "starling_streams_open"] {
                 let zero = async || gateway.metric(name, "").await == 0.0;
                 until(&format!("{name} is 0"), Duration::from_secs(5), zero).await;

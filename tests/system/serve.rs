@@ -57,7 +57,8 @@ async fn a_client_that_leaves_frees_the_worker() {
     let node = cluster.up("one", &[]).await;
     let mut events = node.stream(&ask_long(&node.model, "a long story", 1500)).await;
     events.first_text().await;
-    assert!(node.metric("starling_worker_sequences_running", "").await >= 1.0);
+    let runs = async || node.metric("starling_worker_sequences_running", "").await >= 1.0;
+    until("the sequence is counted", Duration::from_secs(2), runs).await;
     drop(events);
     let idle = async || node.metric("starling_worker_sequences_running", "").await == 0.0;
     let took = until("the sequence is cancelled", Duration::from_secs(2), idle).await;

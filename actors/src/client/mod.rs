@@ -16,7 +16,7 @@ use std::{sync::Arc, time::Duration};
 
 pub use starling_cluster::stream::Baggage;
 use starling_engine::{ModelCard, TokenizerBundle};
-use starling_ids::RequestId;
+use starling_ids::{ModelId, RequestId};
 
 use crate::{
     generate::{GenerateError, GenerateSpec, ServedModel},
@@ -80,6 +80,12 @@ impl ClusterClient {
             workers: model.workers.len(),
         };
         catalog.models.values().map(served).collect()
+    }
+
+    /// Whether some worker names this model, also one that cannot be asked now.
+    #[must_use]
+    pub fn announces(&self, model: &ModelId) -> bool {
+        self.inner.view.catalog().announced.contains(model)
     }
 
     /// Whether at least one model can be asked for.
