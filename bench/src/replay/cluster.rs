@@ -105,8 +105,6 @@ pub struct Served {
     pub answer: u32,
     /// Where.
     pub worker: usize,
-    /// Whether its conversation had a turn before.
-    pub follow_up: bool,
 }
 
 /// A run's outcome.
@@ -349,7 +347,6 @@ impl<'a> Cluster<'a> {
             at: self.now,
             prompt: tokens.len() as u32,
             predicted: decision.hit_blocks * BLOCK,
-            follow_up: asked.session.is_some() && asked.at > Duration::ZERO,
             ..Served::default()
         };
         live.tokens = tokens;

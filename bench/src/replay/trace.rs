@@ -19,8 +19,6 @@ pub struct Asked {
     pub answer: u32,
     /// One id for each [`TRACE_BLOCK`] tokens; equal ids stand for equal tokens.
     pub blocks: Vec<u64>,
-    /// The conversation it belongs to, when that is known.
-    pub session: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -70,7 +68,6 @@ pub fn mooncake(path: &Path) -> Result<Vec<Asked>, String> {
             prompt: line.input_length,
             answer: line.output_length.max(1),
             blocks: line.hash_ids,
-            session: None,
         });
     }
     // Many arrive in the same millisecond of a coarse clock; they keep their order.
@@ -78,57 +75,8 @@ pub fn mooncake(path: &Path) -> Result<Vec<Asked>, String> {
     Ok(asked)
 }
 
-/// Conversations of several turns, each prompt the whole conversation so far.
-#[derive(Debug, Clone, Copy)]
-pub struct Sessions {
-    /// Conversations that begin in a second.
-    pub per_second: f64,
-    /// How long they keep beginning.
-    pub lasting: Duration,
-    /// Turns in each.
-    pub turns: u32,
-    /// Blocks that all share: a system prompt.
-    pub shared_blocks: u32,
-    /// Blocks that each turn adds.
-    pub turn_blocks: u32,
-    /// Tokens in each answer.
-    pub answer: u32,
-    /// Between the turns of one.
-    pub pause: Duration,
-    /// Draws.
-    pub seed: u64,
-}
-
-/// Makes them up.
-#[must_use]
-pub fn sessions(shape: &Sessions) -> Vec<Asked> {
-    let mut asked = Vec::new();
-    let (mut at, mut state, mut session) = (0.0, shape.seed, 0u64);
-    while at < shape.lasting.as_secs_f64() {
-        state = mix(state);
-        // Poisson arrivals: exponential gaps.
-        at += -(((state >> 11) as f64 + 1.0) / (1u64 << 53) as f64).ln() / shape.per_second;
-        session += 1;
-        for turn in 0..shape.turns {
-            let blocks = shape.shared_blocks + shape.turn_blocks * (turn + 1);
-            let shared = (0..u64::from(shape.shared_blocks)).map(|block| block + 1);
-            let own = (0..u64::from(blocks - shape.shared_blocks)).map(|block| mix(session << 20 | block));
-            asked.push(Asked {
-                at: Duration::from_secs_f64(at) + shape.pause * turn,
-                prompt: blocks * TRACE_BLOCK as u32,
-                answer: shape.answer,
-                blocks: shared.chain(own).collect(),
-                session: Some(session),
-            });
-        }
-    }
-    asked.sort_by_key(|asked| asked.at);
-    asked
-}
-
 /// A well mixed number of another.
-#[must_use]
-pub fn mix(x: u64) -> u64 {
+fn mix(x: u64) -> u64 {
     let mut x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,7 +1,7 @@
 //! How a worker is chosen: filters leave some out, scorers add up what each would cost, a picker takes one.
 //!
 //! Called by [`super::desk`] for each request. To write a policy of your own, implement one of the three traits (a scorer
-//! is one function, see `examples/custom_scorer.rs`) and compose it with those that are here. Pure: randomness is a
+//! is one function: [`plain`] has the shortest) and compose it with those that are here. Pure: randomness is a
 //! number in the question. Never: I/O, a clock, a lock.
 
 mod affinity;
