@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use starling_ids::{BlockHash, Incarnation, WorkerId};
 
-/// One change of a worker's set of ready blocks.
+use crate::index::Tier;
+
+/// One change of a worker's sets of blocks: of those ready on its device, or of those on a tier below it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvEvent {
     /// Blocks became ready for reuse: a chain, each the child of the one before it.
@@ -25,6 +27,27 @@ pub enum KvEvent {
     },
     /// All blocks are gone.
     Cleared,
+    /// Blocks were stored on a lower tier: a chain, as with [`KvEvent::Stored`], whose beginning may lie elsewhere.
+    StoredBelow {
+        /// Which tier.
+        tier: Tier,
+        /// The block before the first one, `None` when that is a first block.
+        parent: Option<BlockHash>,
+        /// The chain.
+        blocks: Vec<BlockHash>,
+    },
+    /// Blocks are gone from a lower tier.
+    RemovedBelow {
+        /// Which tier.
+        tier: Tier,
+        /// Which.
+        blocks: Vec<BlockHash>,
+    },
+    /// All blocks are gone from a lower tier.
+    ClearedBelow {
+        /// Which tier.
+        tier: Tier,
+    },
 }
 
 /// Events of one worker, numbered. `seq` is the number of the first event; the next batch starts at `seq + events.len()`.

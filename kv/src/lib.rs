@@ -1,10 +1,10 @@
-//! KV blocks as data: hashes, events, the prefix index, the block pool, layouts.
+//! KV blocks as data: hashes, events, the prefix index, the block pool, layouts, tiers below the device.
 //!
-//! Everything here is pure: no I/O, no clock, no threads of its own. A block's life is decided here and
-//! carried out elsewhere.
+//! What decides is pure: no I/O, no clock, no threads. A file that acts says so in its first line (`Shell:`).
 
 pub mod events;
 pub mod hash;
 pub mod index;
 pub mod layout;
 pub mod pool;
+pub mod tier;

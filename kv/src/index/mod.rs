@@ -172,7 +172,8 @@ impl PrefixIndex {
         self.apply_in(id, given, Cache::default(), event)
     }
 
-    /// Applies one event of one cache of a worker's present life. A rank becomes known with its first event.
+    /// Applies one event of one cache of a worker's present life. A rank becomes known with its first event. An event that
+    /// names a lower tier is of that tier of the cache's rank.
     pub fn apply_in(
         &self,
         id: &WorkerId,
@@ -180,20 +181,36 @@ impl PrefixIndex {
         cache: Cache,
         event: &KvEvent,
     ) -> Result<Applied, IndexError> {
+        let below = |tier| Cache { tier, ..cache };
         match event {
-            KvEvent::Stored { parent, blocks } => {
-                let holder = self.holder(id, given, cache.rank)?;
-                let mut applied =
-                    self.store(holder, cache.tier, *parent, blocks).map_err(|Retired| sync::unknown(id))?;
-                applied.evicted = self.enforce_limit();
-                Ok(applied)
+            KvEvent::StoredBelow { tier, parent, blocks } => {
+                self.apply_stored(id, given, below(*tier), (*parent, blocks))
             }
+            KvEvent::RemovedBelow { tier, blocks } => {
+                let holder = self.holder(id, given, cache.rank)?;
+                self.remove(holder, *tier, blocks).map_err(|Retired| sync::unknown(id))
+            }
+            KvEvent::ClearedBelow { tier } => self.apply_in(id, given, below(*tier), &KvEvent::Cleared),
+            KvEvent::Stored { parent, blocks } => self.apply_stored(id, given, cache, (*parent, blocks)),
             KvEvent::Removed { blocks } => {
                 let holder = self.holder(id, given, cache.rank)?;
                 self.remove(holder, cache.tier, blocks).map_err(|Retired| sync::unknown(id))
             }
             KvEvent::Cleared => Ok(Applied { added: 0, unchanged: 0, ..self.reset_in(id, given, cache, &[])? }),
         }
+    }
+
+    fn apply_stored(
+        &self,
+        id: &WorkerId,
+        given: Incarnation,
+        cache: Cache,
+        (parent, blocks): (Option<BlockHash>, &[BlockHash]),
+    ) -> Result<Applied, IndexError> {
+        let holder = self.holder(id, given, cache.rank)?;
+        let mut applied = self.store(holder, cache.tier, parent, blocks).map_err(|Retired| sync::unknown(id))?;
+        applied.evicted = self.enforce_limit();
+        Ok(applied)
     }
 
     /// Upkeep for an index that is seldom changed: memory of workers that left is given back.

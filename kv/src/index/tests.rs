@@ -255,6 +255,7 @@ proptest! {
                 KvEvent::Stored { blocks, .. } => set.extend(blocks),
                 KvEvent::Removed { blocks } => set.retain(|hash| !blocks.contains(hash)),
                 KvEvent::Cleared => set.clear(),
+                other => panic!("{other:?} without a lower tier"),
             }
         }
         for chain in [&trunk, &other] {

@@ -127,6 +127,7 @@ proptest! {
                     KvEvent::Stored { blocks, .. } => blocks.iter().for_each(|hash| assert!(told.insert(*hash))),
                     KvEvent::Removed { blocks } => blocks.iter().for_each(|hash| assert!(told.remove(hash))),
                     KvEvent::Cleared => told.clear(),
+                    other => panic!("{other:?} without a lower tier"),
                 }
             }
             let mut seen = std::collections::HashSet::new();

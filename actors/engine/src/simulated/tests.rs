@@ -213,6 +213,7 @@ fn events_tell_what_the_inventory_holds() {
                         blocks.iter().for_each(|hash| assert!(told.remove(hash)));
                     }
                     starling_kv::events::KvEvent::Cleared => told.clear(),
+                    other => panic!("{other:?} without a lower tier"),
                 }
             }
             if output.idle {
