@@ -1,4 +1,5 @@
-//! KV blocks as data: hashes, events, the prefix index, the block pool, layouts, tiers below the device.
+//! KV blocks as data: hashes, events, the prefix index, the block pool, layouts, tiers below the device, and the transports
+//! that move their bytes.
 //!
 //! What decides is pure: no I/O, no clock, no threads. A file that acts says so in its first line (`Shell:`).
 
@@ -8,3 +9,4 @@ pub mod index;
 pub mod layout;
 pub mod pool;
 pub mod tier;
+pub mod transport;

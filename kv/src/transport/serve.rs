@@ -1,0 +1,277 @@
+//! Shell: the serving side's sockets: accepts data connections and does what their requests may.
+//!
+//! Owned by the fabric; calls the host's gate for every request. One thread accepts, one thread a connection serves; all
+//! sleep while nobody asks. Never: touches a byte before the gate said yes; answers a connection that has not shown a
+//! valid token within `FIRST_WORD`; keeps one that showed a wrong token.
+//! Bounds: `CONNECTIONS` connections; each operation by the time limit it names, at most `LIMIT_MAX`.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixListener,
+    },
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::event::PollFlags;
+
+use super::{
+    batch::{Direction, RegionId},
+    error::{Refusal, TransferError},
+    grant::{Ask, Use},
+    host::Host,
+    proto::{ANSWER, HEADER, Header, Op, Request, answer},
+    sockets,
+    stream::{Intake, cut, drain, send_segment},
+    wait::{receive, send, wait_any},
+};
+
+/// Data connections of one host.
+pub const CONNECTIONS: usize = 512;
+/// Time for a new connection to show a token.
+const FIRST_WORD: Duration = Duration::from_secs(5);
+/// Time for the rest of a request, and for an answer.
+const REST: Duration = Duration::from_secs(5);
+/// The longest operation.
+const LIMIT_MAX: Duration = Duration::from_secs(600);
+
+/// What else a host serves on its connections.
+pub(crate) trait Extra: Send + Sync + 'static {
+    /// The UCX worker's address and the region's key, as one blob.
+    fn ucx(&self, region: RegionId) -> Option<Vec<u8>>;
+}
+
+/// A host that runs no UCX.
+pub(crate) struct NoExtra;
+
+impl Extra for NoExtra {
+    fn ucx(&self, _: RegionId) -> Option<Vec<u8>> {
+        None
+    }
+}
+
+/// Starts to serve on the listeners given, until the host stops.
+pub(crate) fn start(
+    host: &Arc<Host>,
+    tcp: Option<TcpListener>,
+    local: Option<UnixListener>,
+    extra: Arc<dyn Extra>,
+) -> Result<(), TransferError> {
+    let host = Arc::clone(host);
+    thread::Builder::new().name("kv-accept".to_owned()).spawn(move || accept(&host, &tcp, &local, &extra))?;
+    Ok(())
+}
+
+fn accept(host: &Arc<Host>, tcp: &Option<TcpListener>, local: &Option<UnixListener>, extra: &Arc<dyn Extra>) {
+    let open = Arc::new(AtomicUsize::new(0));
+    let listeners: Vec<_> = tcp.iter().map(AsFd::as_fd).chain(local.iter().map(AsFd::as_fd)).collect();
+    while wait_any(&listeners, PollFlags::IN, &host.stop.bounds(None)).is_ok() {
+        if let Some(listener) = tcp
+            && let Ok((socket, _)) = listener.accept()
+        {
+            let tuned = sockets::tune(socket.as_fd());
+            if tuned.is_ok() {
+                admit(
+                    Connection { host: Arc::clone(host), fd: socket.into(), local: false, extra: extra.clone() },
+                    &open,
+                );
+            }
+        }
+        if let Some(listener) = local
+            && let Ok((socket, _)) = listener.accept()
+            && sockets::same_user(socket.as_fd())
+            && socket.set_nonblocking(true).is_ok()
+        {
+            admit(Connection { host: Arc::clone(host), fd: socket.into(), local: true, extra: extra.clone() }, &open);
+        }
+    }
+}
+
+fn admit(connection: Connection, open: &Arc<AtomicUsize>) {
+    if open.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS {
+        open.fetch_sub(1, Ordering::AcqRel);
+        return;
+    }
+    let count = Arc::clone(open);
+    let thread = thread::Builder::new().name("kv-serve".to_owned()).spawn(move || {
+        // Whatever ended it, closing the socket tells the peer.
+        let _ended = connection.serve();
+        drop(connection);
+        count.fetch_sub(1, Ordering::AcqRel);
+    });
+    if thread.is_err() {
+        open.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+struct Connection {
+    host: Arc<Host>,
+    fd: OwnedFd,
+    /// Whether it is a local socket, which can carry descriptors.
+    local: bool,
+    extra: Arc<dyn Extra>,
+}
+
+impl Connection {
+    fn serve(&self) -> Result<(), TransferError> {
+        let mut patience = Some(FIRST_WORD);
+        // The grant in use while the peer moves bytes itself.
+        let mut begun: Option<Use> = None;
+        loop {
+            let request = match self.read(patience) {
+                Ok(request) => request,
+                Err(error) => {
+                    if let TransferError::Refused(_) = error {
+                        self.answer(Err(&error), 0)?;
+                    }
+                    return Err(error);
+                }
+            };
+            self.perform(&request, &mut begun)?;
+            patience = None;
+        }
+    }
+
+    fn read(&self, patience: Option<Duration>) -> Result<Request, TransferError> {
+        let mut header = [0; HEADER];
+        receive(self.fd.as_fd(), &mut header, &self.host.stop.bounds(patience))?;
+        let header = Header::decode(&header)?;
+        let mut body = vec![0; header.body()];
+        receive(self.fd.as_fd(), &mut body, &self.host.stop.bounds(Some(REST)))?;
+        Ok(header.with_body(&body)?)
+    }
+
+    fn answer(&self, result: Result<(), &TransferError>, number: u32) -> Result<(), TransferError> {
+        send(self.fd.as_fd(), &answer(result, number), &self.host.stop.bounds(Some(REST)))
+    }
+
+    /// Says no; the connection stays open only for a peer whose token was known.
+    fn refuse(&self, refusal: Refusal) -> Result<(), TransferError> {
+        self.answer(Err(&refusal.into()), 0)?;
+        if refusal == Refusal::UnknownGrant { Err(refusal.into()) } else { Ok(()) }
+    }
+
+    fn perform(&self, request: &Request, begun: &mut Option<Use>) -> Result<(), TransferError> {
+        match request.op {
+            Op::Pull => self.pull(request),
+            Op::Push => self.push(request),
+            Op::Map | Op::MapWritable => self.map(request),
+            Op::BeginPull | Op::BeginPush => {
+                match self.host.admit(ask(request), &request.pages) {
+                    Ok((_, granted)) => *begun = Some(granted),
+                    Err(refusal) => return self.refuse(refusal),
+                }
+                self.answer(Ok(()), 0)
+            }
+            Op::End => {
+                let granted = begun.take().ok_or(TransferError::Refused(Refusal::Malformed))?;
+                match granted.alive(Instant::now()) {
+                    Ok(()) => self.answer(Ok(()), 0),
+                    Err(refusal) => self.answer(Err(&refusal.into()), 0),
+                }
+            }
+            Op::Ucx => self.ucx(request),
+        }
+    }
+
+    fn pull(&self, request: &Request) -> Result<(), TransferError> {
+        let (region, granted) = match self.host.admit(ask(request), &request.pages) {
+            Ok(admitted) => admitted,
+            Err(refusal) => return self.refuse(refusal),
+        };
+        let bounds = self.host.stop.bounds(Some(limit(request)));
+        send(self.fd.as_fd(), &answer(Ok(()), 0), &bounds)?;
+        for segment in cut(&request.pages) {
+            // A lease that ends on the way ends the stream.
+            if let Err(refusal) = granted.alive(Instant::now()) {
+                return send(self.fd.as_fd(), &answer(Err(&refusal.into()), 0), &bounds);
+            }
+            let go = answer(Ok(()), segment.bytes);
+            send_segment(self.fd.as_fd(), &go, (&region, &request.pages), &segment, &bounds)?;
+        }
+        // What was read after the last look counts only if the lease still runs.
+        match granted.alive(Instant::now()) {
+            Ok(()) => send(self.fd.as_fd(), &answer(Ok(()), 0), &bounds),
+            Err(refusal) => send(self.fd.as_fd(), &answer(Err(&refusal.into()), 0), &bounds),
+        }
+    }
+
+    fn push(&self, request: &Request) -> Result<(), TransferError> {
+        let (region, granted) = match self.host.admit(ask(request), &request.pages) {
+            Ok(admitted) => admitted,
+            Err(refusal) => return self.refuse(refusal),
+        };
+        let bounds = self.host.stop.bounds(Some(limit(request)));
+        send(self.fd.as_fd(), &answer(Ok(()), 0), &bounds)?;
+        let mut intake = Intake::new(&region, &request.pages, &request.checksums);
+        let mut wrong = None;
+        for segment in cut(&request.pages) {
+            // After the first fault nothing more is written, but the stream is read to its end.
+            if wrong.is_none() {
+                wrong = granted.alive(Instant::now()).err().map(TransferError::from);
+            }
+            if wrong.is_some() {
+                drain(self.fd.as_fd(), segment.bytes as usize, &bounds)?;
+                continue;
+            }
+            match intake.take(self.fd.as_fd(), &segment, &bounds) {
+                Ok(_) => {}
+                Err(error @ TransferError::Checksum { .. }) => wrong = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        drop(granted);
+        send(self.fd.as_fd(), &answer(wrong.as_ref().map_or(Ok(()), Err), 0), &bounds)
+    }
+
+    fn map(&self, request: &Request) -> Result<(), TransferError> {
+        let writable = request.op == Op::MapWritable;
+        let region = match self.host.admit(ask(request), &request.pages) {
+            Ok((region, _)) if self.local && region.fd().is_some() => region,
+            Ok(_) => return self.refuse(Refusal::NotOffered),
+            Err(refusal) => return self.refuse(refusal),
+        };
+        let bytes: [u8; ANSWER] = answer(Ok(()), 0);
+        sockets::send_with_fd(
+            self.fd.as_fd(),
+            &bytes,
+            region.share(writable)?.as_fd(),
+            &self.host.stop.bounds(Some(REST)),
+        )
+    }
+
+    fn ucx(&self, request: &Request) -> Result<(), TransferError> {
+        if let Err(refusal) = self.host.admit(ask(request), &request.pages) {
+            return self.refuse(refusal);
+        }
+        let Some(blob) = self.extra.ucx(request.region) else { return self.refuse(Refusal::NotOffered) };
+        self.answer(Ok(()), blob.len() as u32)?;
+        send(self.fd.as_fd(), &blob, &self.host.stop.bounds(Some(REST)))
+    }
+}
+
+fn ask(request: &Request) -> Ask {
+    let push = matches!(request.op, Op::Push | Op::BeginPush | Op::MapWritable);
+    let push = push || (request.op == Op::Ucx && request.limit_ms == UCX_PUSH);
+    let direction = if push { Direction::Push } else { Direction::Pull };
+    Ask { token: request.token, direction, region: request.region }
+}
+
+/// In a request for a UCX key, the time limit says for which direction it is wanted.
+pub(crate) const UCX_PUSH: u32 = 1;
+
+fn limit(request: &Request) -> Duration {
+    Duration::from_millis(u64::from(request.limit_ms)).min(LIMIT_MAX)
+}
+
+/// Where a listener listens, as a peer must dial it.
+pub(crate) fn advertised(listener: &TcpListener, advertise: Option<std::net::IpAddr>) -> Option<SocketAddr> {
+    let bound = listener.local_addr().ok()?;
+    Some(SocketAddr::new(advertise.unwrap_or(bound.ip()), bound.port()))
+}

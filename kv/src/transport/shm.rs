@@ -1,0 +1,134 @@
+//! Shell: the transport between processes of one machine: both map one memory, and this side copies.
+//!
+//! Called by the fabric; calls the copy. A local socket carries the region's descriptor once (read-only unless the grant
+//! is to push), and before and after each batch one short message, so that the owner's gate decides, its grant counts a
+//! use, and its death or its freeze is seen. A peer that maps a region can read all of it: `shm` is offered to processes
+//! of the same user only, checked by the kernel's word for it.
+//! Never: copies before the owner's gate said yes.
+
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Mutex, PoisonError},
+};
+
+use super::{
+    Transport,
+    batch::{Batch, Checksums, Direction, RegionId},
+    descriptor::{Descriptor, HostId, Offer, TransportKind},
+    error::{Refusal, TransferError},
+    mem::copy_pages,
+    proto::{Op, Request, read_answer},
+    region::Region,
+    session::{Session, Wire},
+    sockets,
+    tcp::{answered, request},
+    transfer::Progress,
+    wait::{Bounds, hung_up, send},
+};
+
+/// Reaches hosts of this machine and this user.
+#[derive(Debug)]
+pub struct Shm {
+    name: String,
+    machine: String,
+    /// Regions that have a descriptor to pass.
+    shared: Mutex<Vec<RegionId>>,
+}
+
+impl Shm {
+    /// For the host that listens at its local name, on this boot of this machine.
+    pub(crate) fn new(host: HostId, machine: &str) -> Self {
+        Self { name: sockets::local_name(host), machine: machine.to_owned(), shared: Mutex::default() }
+    }
+}
+
+impl Transport for Shm {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Shm
+    }
+
+    fn register(&self, id: RegionId, region: &Region) -> Result<(), TransferError> {
+        if region.fd().is_some() {
+            self.shared.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+        }
+        Ok(())
+    }
+
+    fn offer(&self, region: RegionId) -> Option<Offer> {
+        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let address = self.name.clone();
+        shared.contains(&region).then_some(Offer { kind: TransportKind::Shm, address })
+    }
+
+    fn connect(&self, peer: &Descriptor) -> Result<Session, TransferError> {
+        let name =
+            peer.address(TransportKind::Shm).filter(|_| peer.machine == self.machine && !self.machine.is_empty());
+        let name = name.ok_or_else(|| TransferError::Unreachable("no shared memory with the peer".to_owned()))?;
+        let wire = ShmWire { name: name.to_owned(), socket: None, maps: HashMap::new() };
+        Session::start(TransportKind::Shm, peer.host, wire)
+    }
+}
+
+struct ShmWire {
+    name: String,
+    socket: Option<OwnedFd>,
+    /// The peer's regions that were mapped, to read or to write. A host's name is its own for ever, so they stay valid.
+    maps: HashMap<(RegionId, Direction), Region>,
+}
+
+impl Wire for ShmWire {
+    fn run(&mut self, batch: &Batch, progress: &Progress) -> Result<(), TransferError> {
+        let socket = match self.socket.take().filter(|socket| !hung_up(socket.as_fd())) {
+            Some(socket) => socket,
+            None => sockets::dial_local(&self.name, progress)?,
+        };
+        // A socket that goes with an error tells the owner that nobody touches the pages any more.
+        let remote = self.map(&socket, batch, progress)?;
+        begin(&socket, batch, progress)?;
+        copy_pages(batch, &remote, progress, || match hung_up(socket.as_fd()) {
+            true => Err(TransferError::PeerGone),
+            false => Ok(()),
+        })?;
+        end(&socket, batch, progress)?;
+        self.socket = Some(socket);
+        Ok(())
+    }
+}
+
+impl ShmWire {
+    /// The peer's region, mapped with the first grant that allows it.
+    fn map(&mut self, socket: &OwnedFd, batch: &Batch, progress: &Progress) -> Result<Region, TransferError> {
+        let key = (batch.remote, batch.direction);
+        if let Some(region) = self.maps.get(&key) {
+            return Ok(region.clone());
+        }
+        let writable = batch.direction == Direction::Push;
+        let op = if writable { Op::MapWritable } else { Op::Map };
+        let ask = Request { pages: Vec::new(), checksums: Checksums::None, ..request(op, batch, progress.until()) };
+        send(socket.as_fd(), &ask.encode(), progress)?;
+        let (answer, fd) = sockets::receive_with_fd(socket.as_fd(), progress)?;
+        read_answer(&answer)?;
+        let region = Region::of_peer(fd.ok_or(TransferError::Refused(Refusal::Malformed))?, writable)?;
+        self.maps.insert(key, region.clone());
+        Ok(region)
+    }
+}
+
+/// Asks the owner whether this side may move the batch's pages itself.
+pub(crate) fn begin(socket: &OwnedFd, batch: &Batch, progress: &Progress) -> Result<(), TransferError> {
+    let op = match batch.direction {
+        Direction::Pull => Op::BeginPull,
+        Direction::Push => Op::BeginPush,
+    };
+    let ask = Request { checksums: Checksums::None, ..request(op, batch, progress.until()) };
+    send(socket.as_fd(), &ask.encode(), progress)?;
+    answered(socket, progress).map(drop)
+}
+
+/// Tells the owner that the pages are quiet, and asks whether the lease still ran.
+pub(crate) fn end(socket: &OwnedFd, batch: &Batch, progress: &Progress) -> Result<(), TransferError> {
+    let ask = Request { pages: Vec::new(), checksums: Checksums::None, ..request(Op::End, batch, progress.until()) };
+    send(socket.as_fd(), &ask.encode(), progress)?;
+    answered(socket, progress).map(drop)
+}

@@ -1,0 +1,113 @@
+//! A peer in another process: the test binary runs itself, and both talk over pipes.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use super::super::*;
+
+pub(super) const REGION_BYTES: usize = 8 << 20;
+
+/// Byte `at` of a region that holds the pattern `seed`.
+pub(super) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let word = |at: u64| (at ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29).to_le_bytes();
+    (0..len.div_ceil(8) as u64).flat_map(word).take(len).collect()
+}
+
+pub(super) fn token(number: u8) -> GrantToken {
+    GrantToken([number; 16])
+}
+
+pub(super) fn fabric(id: u128) -> Fabric {
+    let id = (id << 64) | u128::from(std::process::id());
+    Fabric::start(FabricConfig::new(HostId(id), token(255))).expect("the fabric starts")
+}
+
+/// The child's side: reads orders from standard input until it ends.
+#[test]
+#[ignore = "the other process of the tests of this module"]
+fn peer_process() {
+    let fabric = fabric(2);
+    let region = Region::shared("peer", REGION_BYTES).expect("memory");
+    region.write(0, &pattern(7, REGION_BYTES)).expect("in bounds");
+    let id = fabric.register(&region).expect("registered");
+    let descriptor = fabric.describe(id, 0).expect("described");
+    println!("\nPEER {}", serde_json::to_string(&descriptor).expect("json"));
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse::<u64>().expect("a number");
+        match words[0] {
+            "pull" | "push" => {
+                let direction = if words[0] == "pull" { Direction::Pull } else { Direction::Push };
+                let expires = Instant::now() + Duration::from_millis(number(4));
+                let ranges = std::iter::once(number(2)..number(3)).collect();
+                let grant = Grant { token: token(number(1) as u8), direction, region: id, ranges, expires };
+                println!("PEER {}", fabric.grants().issue(grant).is_ok());
+            }
+            "sum" => {
+                let mut bytes = vec![0; number(2) as usize];
+                region.read(number(1), &mut bytes).expect("in bounds");
+                println!("PEER {}", page_sum(&bytes));
+            }
+            "revoke" => println!("PEER {}", fabric.grants().revoke(token(number(1) as u8))),
+            "uses" => println!("PEER {}", fabric.grants().in_flight(token(number(1) as u8))),
+            other => panic!("no order {other}"),
+        }
+    }
+}
+
+/// The parent's side.
+pub(super) struct Peer {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+    pub(super) descriptor: Descriptor,
+}
+
+impl Peer {
+    pub(super) fn start() -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("own path"));
+        command.args(["--exact", "transport::tests::peer::peer_process", "--ignored", "--nocapture"]);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("the peer starts");
+        let orders = child.stdin.take().expect("piped");
+        let mut answers = BufReader::new(child.stdout.take().expect("piped"));
+        let descriptor = serde_json::from_str(&answer(&mut answers)).expect("a descriptor");
+        Self { child, orders, answers, descriptor }
+    }
+
+    pub(super) fn order(&mut self, order: &str) -> String {
+        writeln!(self.orders, "{order}").expect("the peer listens");
+        answer(&mut self.answers)
+    }
+
+    pub(super) fn grant(&mut self, direction: &str, number: u8, range: std::ops::Range<usize>, lease_ms: u64) {
+        let order = format!("{direction} {number} {} {} {lease_ms}", range.start, range.end);
+        assert_eq!(self.order(&order), "true");
+    }
+
+    pub(super) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("the peer is ours");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it ends");
+    }
+}
+
+fn answer(from: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    loop {
+        line.clear();
+        assert!(from.read_line(&mut line).expect("readable") > 0, "the peer ended");
+        if let Some((_, answer)) = line.trim_end().split_once("PEER ") {
+            return answer.to_owned();
+        }
+    }
+}
