@@ -8,7 +8,7 @@ use std::{
     fmt,
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
@@ -210,6 +210,12 @@ impl Use {
     /// Whether the lease still runs.
     pub(crate) fn alive(&self, now: Instant) -> Result<(), Refusal> {
         self.grants.table().get(&self.token).ok_or(Refusal::UnknownGrant)?.alive(now)
+    }
+
+    /// How much of the lease is left, as far as is known now: it may be renewed or revoked.
+    pub(crate) fn left(&self, now: Instant) -> Duration {
+        let table = self.grants.table();
+        table.get(&self.token).map_or(Duration::ZERO, |entry| entry.expires.saturating_duration_since(now))
     }
 }
 

@@ -41,13 +41,25 @@ pub(crate) enum Op {
     End = 7,
     /// Tell me where your UCX worker is and the region's key.
     Ucx = 8,
+    /// I am still at the pages of my begin; tell me how long the lease runs.
+    Still = 9,
 }
 
 impl Op {
     fn of(byte: u8) -> Option<Self> {
-        [Self::Pull, Self::Push, Self::Map, Self::MapWritable, Self::BeginPull, Self::BeginPush, Self::End, Self::Ucx]
-            .into_iter()
-            .find(|op| *op as u8 == byte)
+        [
+            Self::Pull,
+            Self::Push,
+            Self::Map,
+            Self::MapWritable,
+            Self::BeginPull,
+            Self::BeginPush,
+            Self::End,
+            Self::Ucx,
+            Self::Still,
+        ]
+        .into_iter()
+        .find(|op| *op as u8 == byte)
     }
 }
 

@@ -163,11 +163,18 @@ impl Connection {
             Op::Push => self.push(request),
             Op::Map | Op::MapWritable => self.map(request),
             Op::BeginPull | Op::BeginPush => {
-                match self.host.admit(ask(request), &request.pages) {
-                    Ok((_, granted)) => *begun = Some(granted),
+                let granted = match self.host.admit(ask(request), &request.pages) {
+                    Ok((_, granted)) => begun.insert(granted),
                     Err(refusal) => return self.refuse(refusal),
+                };
+                self.answer(Ok(()), left_ms(granted))
+            }
+            Op::Still => {
+                let granted = begun.as_ref().ok_or(TransferError::Refused(Refusal::Malformed))?;
+                match granted.alive(Instant::now()) {
+                    Ok(()) => self.answer(Ok(()), left_ms(granted)),
+                    Err(refusal) => self.answer(Err(&refusal.into()), 0),
                 }
-                self.answer(Ok(()), 0)
             }
             Op::End => {
                 let granted = begun.take().ok_or(TransferError::Refused(Refusal::Malformed))?;
@@ -210,24 +217,24 @@ impl Connection {
         let bounds = self.host.stop.bounds(Some(limit(request)));
         send(self.fd.as_fd(), &answer(Ok(()), 0), &bounds)?;
         let mut intake = Intake::new(&region, &request.pages, &request.checksums);
-        let mut wrong = None;
         for segment in cut(&request.pages) {
-            // After the first fault nothing more is written, but the stream is read to its end.
-            if wrong.is_none() {
-                wrong = granted.alive(Instant::now()).err().map(TransferError::from);
-            }
-            if wrong.is_some() {
-                drain(self.fd.as_fd(), segment.bytes as usize, &bounds)?;
-                continue;
-            }
-            match intake.take(self.fd.as_fd(), &segment, &bounds) {
-                Ok(_) => {}
-                Err(error @ TransferError::Checksum { .. }) => wrong = Some(error),
+            let alive = granted.alive(Instant::now()).map_err(TransferError::from);
+            let taken = alive.and_then(|()| intake.take(self.fd.as_fd(), &segment, &bounds).map(drop));
+            match taken {
+                Ok(()) => {}
+                Err(error @ (TransferError::Checksum { .. } | TransferError::Refused(_))) => {
+                    // Said at once, so that the peer stops. What it has sent by then is read, or the reset that closing
+                    // would cause could overtake the answer.
+                    drop(granted);
+                    self.answer(Err(&error), 0)?;
+                    drain(self.fd.as_fd(), &bounds)?;
+                    return Err(error);
+                }
                 Err(error) => return Err(error),
             }
         }
         drop(granted);
-        send(self.fd.as_fd(), &answer(wrong.as_ref().map_or(Ok(()), Err), 0), &bounds)
+        self.answer(Ok(()), 0)
     }
 
     fn map(&self, request: &Request) -> Result<(), TransferError> {
@@ -265,6 +272,11 @@ fn ask(request: &Request) -> Ask {
 
 /// In a request for a UCX key, the time limit says for which direction it is wanted.
 pub(crate) const UCX_PUSH: u32 = 1;
+
+/// The rest of a lease, ms, rounded up so that the peer does not ask for nothing.
+fn left_ms(granted: &Use) -> u32 {
+    u32::try_from(granted.left(Instant::now()).as_millis()).unwrap_or(u32::MAX).saturating_add(1)
+}
 
 fn limit(request: &Request) -> Duration {
     Duration::from_millis(u64::from(request.limit_ms)).min(LIMIT_MAX)

@@ -10,6 +10,7 @@ use std::{
     collections::HashMap,
     os::fd::{AsFd, OwnedFd},
     sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -85,12 +86,9 @@ impl Wire for ShmWire {
         };
         // A socket that goes with an error tells the owner that nobody touches the pages any more.
         let remote = self.map(&socket, batch, progress)?;
-        begin(&socket, batch, progress)?;
-        copy_pages(batch, &remote, progress, || match hung_up(socket.as_fd()) {
-            true => Err(TransferError::PeerGone),
-            false => Ok(()),
-        })?;
-        end(&socket, batch, progress)?;
+        let mut begun = Begun::ask(&socket, batch, progress)?;
+        copy_pages(batch, &remote, progress, || begun.look())?;
+        begun.end()?;
         self.socket = Some(socket);
         Ok(())
     }
@@ -115,20 +113,52 @@ impl ShmWire {
     }
 }
 
-/// Asks the owner whether this side may move the batch's pages itself.
-pub(crate) fn begin(socket: &OwnedFd, batch: &Batch, progress: &Progress) -> Result<(), TransferError> {
-    let op = match batch.direction {
-        Direction::Pull => Op::BeginPull,
-        Direction::Push => Op::BeginPush,
-    };
-    let ask = Request { checksums: Checksums::None, ..request(op, batch, progress.until()) };
-    send(socket.as_fd(), &ask.encode(), progress)?;
-    answered(socket, progress).map(drop)
+/// A batch whose pages the owner lets this side move by itself.
+pub(crate) struct Begun<'a> {
+    socket: &'a OwnedFd,
+    batch: &'a Batch,
+    progress: &'a Progress,
+    /// When the lease ends, as far as is known.
+    lease: Instant,
 }
 
-/// Tells the owner that the pages are quiet, and asks whether the lease still ran.
-pub(crate) fn end(socket: &OwnedFd, batch: &Batch, progress: &Progress) -> Result<(), TransferError> {
-    let ask = Request { pages: Vec::new(), checksums: Checksums::None, ..request(Op::End, batch, progress.until()) };
-    send(socket.as_fd(), &ask.encode(), progress)?;
-    answered(socket, progress).map(drop)
+impl<'a> Begun<'a> {
+    /// Asks the owner's gate.
+    pub(crate) fn ask(socket: &'a OwnedFd, batch: &'a Batch, progress: &'a Progress) -> Result<Self, TransferError> {
+        let op = match batch.direction {
+            Direction::Pull => Op::BeginPull,
+            Direction::Push => Op::BeginPush,
+        };
+        let ask = Request { checksums: Checksums::None, ..request(op, batch, progress.until()) };
+        send(socket.as_fd(), &ask.encode(), progress)?;
+        let lease = after(answered(socket, progress)?);
+        Ok(Self { socket, batch, progress, lease })
+    }
+
+    /// Whether the owner still lives and the lease still runs; asks only when the lease known of is over.
+    pub(crate) fn look(&mut self) -> Result<(), TransferError> {
+        if hung_up(self.socket.as_fd()) {
+            return Err(TransferError::PeerGone);
+        }
+        if Instant::now() >= self.lease {
+            self.lease = after(self.say(Op::Still)?);
+        }
+        Ok(())
+    }
+
+    /// Tells the owner that the pages are quiet, and asks whether the lease still ran.
+    pub(crate) fn end(self) -> Result<(), TransferError> {
+        self.say(Op::End).map(drop)
+    }
+
+    fn say(&self, op: Op) -> Result<u32, TransferError> {
+        let ask = request(op, self.batch, self.progress.until());
+        let ask = Request { pages: Vec::new(), checksums: Checksums::None, ..ask };
+        send(self.socket.as_fd(), &ask.encode(), self.progress)?;
+        answered(self.socket, self.progress)
+    }
+}
+
+fn after(ms: u32) -> Instant {
+    Instant::now() + Duration::from_millis(u64::from(ms))
 }

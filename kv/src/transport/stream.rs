@@ -123,14 +123,13 @@ impl<'a> Intake<'a> {
     }
 }
 
-/// Receives and forgets `bytes` bytes, so that the connection stays in step after a segment that cannot be used.
-pub(crate) fn drain(fd: BorrowedFd<'_>, mut bytes: usize, bounds: &impl Bounds) -> Result<(), TransferError> {
-    let mut scratch = vec![0; bytes.min(64 << 10)];
-    while bytes > 0 {
-        let part = bytes.min(scratch.len());
-        receive(fd, &mut scratch[..part], bounds)?;
-        bounds.halted()?;
-        bytes -= part;
+/// Receives and forgets what comes until the peer closes the connection.
+pub(crate) fn drain(fd: BorrowedFd<'_>, bounds: &impl Bounds) -> Result<(), TransferError> {
+    let mut scratch = vec![0; 64 << 10];
+    loop {
+        receive(fd, &mut scratch[..1], bounds)?;
+        while rustix::io::read(fd, &mut scratch[..]).is_ok_and(|got| got == 64 << 10) {
+            bounds.halted()?;
+        }
     }
-    Ok(())
 }

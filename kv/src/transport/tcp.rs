@@ -22,7 +22,7 @@ use super::{
     sockets,
     stream::{Intake, PageList, cut, send_segment},
     transfer::Progress,
-    wait::{Bounds, hung_up, receive, send},
+    wait::{Bounds, hung_up, readable, receive, send},
 };
 
 /// Reaches hosts that listen.
@@ -123,6 +123,10 @@ fn pull(socket: &OwnedFd, batch: &Batch, local: PageList<'_>, progress: &Progres
 fn push(socket: &OwnedFd, batch: &Batch, local: PageList<'_>, progress: &Progress) -> Result<(), TransferError> {
     for segment in cut(local) {
         send_segment(socket.as_fd(), &[], (&batch.local, local), &segment, progress)?;
+        if readable(socket.as_fd()) {
+            // An answer before the end is a no.
+            break;
+        }
     }
     answered(socket, progress)?;
     progress.advance(batch.pages.len());

@@ -92,10 +92,21 @@ pub(crate) fn wait_any(fds: &[BorrowedFd<'_>], want: PollFlags, bounds: &impl Bo
 
 /// Whether the other side closed the connection. A look, no wait.
 pub(crate) fn hung_up(fd: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
+    look(fd, PollFlags::RDHUP).intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR)
+}
+
+/// Whether something has come, be it the end. A look, no wait.
+pub(crate) fn readable(fd: BorrowedFd<'_>) -> bool {
+    !look(fd, PollFlags::IN).is_empty()
+}
+
+fn look(fd: BorrowedFd<'_>, want: PollFlags) -> PollFlags {
+    let mut fds = [PollFd::from_borrowed_fd(fd, want)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let bad = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
-    poll(&mut fds, Some(&now)).is_ok_and(|_| fds[0].revents().intersects(bad))
+    match poll(&mut fds, Some(&now)) {
+        Ok(_) => fds[0].revents(),
+        Err(_) => PollFlags::empty(),
+    }
 }
 
 /// Runs `call` until it moves at least one byte.

@@ -1,4 +1,4 @@
-//! Grants against a model, and what one batch may be.
+//! Shell: Grants against a model, and what one batch may be.
 
 use std::{sync::Arc, time::Duration};
 

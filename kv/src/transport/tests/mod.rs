@@ -1,4 +1,4 @@
-//! Every transport through one suite: with a peer in this process for `mem`, in another one for the rest.
+//! Shell: Every transport through one suite: with a peer in this process for `mem`, in another one for the rest.
 
 mod grants;
 mod peer;
@@ -101,7 +101,7 @@ fn round_trip(kind: TransportKind) {
         let at = page.local as usize;
         assert_eq!(sum, page_sum(&new[at..at + page.len as usize]).to_string());
     }
-    assert_eq!(bench.peer.order("uses 1"), "0");
+    bench.peer.unused(&[1, 2]);
     assert_eq!(bench.fabric.kinds().iter().filter(|have| **have == kind).count(), 1);
 }
 
@@ -134,6 +134,7 @@ fn refusals(kind: TransportKind) {
     let outside = vec![page(0, 1), Page { local: REGION_BYTES as u64, remote: 0, len: 1 }];
     let outcome = bench.session.post(bench.batch(Direction::Pull, outside, 1)).wait();
     assert_eq!(outcome, Err(TransferError::OutOfBounds { page: 1 }));
+    bench.peer.unused(&[3]);
     assert_eq!(bench.peer.order("revoke 3"), "0");
     let outcome = bench.session.post(bench.batch(Direction::Pull, vec![page(PAGE as u64, 1)], 3)).wait();
     assert_eq!(outcome, Err(TransferError::Refused(Refusal::UnknownGrant)));
@@ -158,7 +159,7 @@ fn flipped(kind: TransportKind) {
     promised[3] ^= 1;
     let batch = bench.batch(Direction::Push, pages, 2).with_checksums(Checksums::Pages(promised));
     assert_eq!(bench.session.post(batch).wait(), Err(TransferError::Checksum { page: 3 }));
-    assert_eq!(bench.peer.order("uses 2"), "0");
+    bench.peer.unused(&[1, 2]);
 }
 
 /// Waits until the transfer runs.
@@ -195,7 +196,7 @@ fn frozen(kind: TransportKind) {
     let mut bench = Bench::new(kind);
     bench.peer.grant("pull", 1, 0..REGION_BYTES, LONG);
     bench.pulls();
-    bench.peer.signal(Signal::STOP);
+    bench.peer.freeze();
     let batch = bench.batch(Direction::Pull, scattered(PAGES), 1).within(Duration::from_millis(200));
     assert_eq!(bench.session.post(batch).wait(), Err(TransferError::Timeout));
     bench.peer.signal(Signal::CONT);
@@ -207,6 +208,7 @@ fn cancelled(kind: TransportKind) {
     bench.peer.grant("pull", 1, 0..REGION_BYTES, LONG);
     bench.peer.grant("push", 2, 0..REGION_BYTES, LONG);
     for (direction, grant) in [(Direction::Pull, 1), (Direction::Push, 2)] {
+        bench.local.write(0, &pattern(7, REGION_BYTES)).expect("in bounds");
         let held = Arc::new(());
         let batch = endless(&bench.local, &bench.peer.descriptor, direction, token(grant)).holding(Arc::clone(&held));
         let transfer = bench.session.post(batch);
@@ -231,10 +233,7 @@ fn cancelled(kind: TransportKind) {
     drop(bench.session.post(batch.holding(Count(Arc::clone(&quiet)))));
     bench.pulls();
     assert_eq!(quiet.load(Ordering::SeqCst), 1);
-    let give_up = Instant::now() + Duration::from_secs(20);
-    while bench.peer.order("uses 1") != "0" || bench.peer.order("uses 2") != "0" {
-        assert!(Instant::now() < give_up, "the owner's count of uses stays up");
-    }
+    bench.peer.unused(&[1, 2]);
 }
 
 /// XFR-03: a lease that ends while the transfer runs.
@@ -243,6 +242,7 @@ fn outlived(kind: TransportKind, direction: Direction) {
     let word = if direction == Direction::Pull { "pull" } else { "push" };
     bench.peer.grant("pull", 1, 0..REGION_BYTES, LONG);
     bench.peer.grant(word, 5, 0..REGION_BYTES, 150);
+    bench.local.write(0, &pattern(7, REGION_BYTES)).expect("in bounds");
     // Some hundred milliseconds at 100 GB/s.
     let transfer = bench.session.post(endless(&bench.local, &bench.peer.descriptor, direction, token(5)));
     assert_eq!(transfer.wait(), Err(TransferError::Refused(Refusal::Expired)));

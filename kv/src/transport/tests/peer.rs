@@ -1,4 +1,4 @@
-//! A peer in another process: the test binary runs itself, and both talk over pipes.
+//! Shell: A peer in another process: the test binary runs itself, and both talk over pipes.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -10,10 +10,14 @@ use super::super::*;
 
 pub(super) const REGION_BYTES: usize = 8 << 20;
 
-/// Byte `at` of a region that holds the pattern `seed`.
+/// `len` bytes, each 4 KiB of which begin with a word of their own.
 pub(super) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let word = |at: u64| (at ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29).to_le_bytes();
-    (0..len.div_ceil(8) as u64).flat_map(word).take(len).collect()
+    let same: Vec<u8> = (0..512).flat_map(word).collect();
+    let mut bytes = same.repeat(len.div_ceil(4096));
+    bytes.chunks_mut(4096).zip(0..).for_each(|(chunk, at)| chunk[..8].copy_from_slice(&word(at << 20)));
+    bytes.truncate(len);
+    bytes
 }
 
 pub(super) fn token(number: u8) -> GrantToken {
@@ -83,6 +87,14 @@ impl Peer {
         answer(&mut self.answers)
     }
 
+    /// Waits until nobody uses these grants: the owner learns it from a message or a closed socket, a moment later.
+    pub(super) fn unused(&mut self, grants: &[u8]) {
+        let give_up = Instant::now() + Duration::from_secs(20);
+        while grants.iter().any(|grant| self.order(&format!("uses {grant}")) != "0") {
+            assert!(Instant::now() < give_up, "the owner's count of uses stays up");
+        }
+    }
+
     pub(super) fn grant(&mut self, direction: &str, number: u8, range: std::ops::Range<usize>, lease_ms: u64) {
         let order = format!("{direction} {number} {} {} {lease_ms}", range.start, range.end);
         assert_eq!(self.order(&order), "true");
@@ -91,6 +103,16 @@ impl Peer {
     pub(super) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("the peer is ours");
+    }
+
+    /// Returns when it stands still.
+    pub(super) fn freeze(&self) {
+        self.signal(rustix::process::Signal::STOP);
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let (_, status) = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED)
+            .expect("it is our child")
+            .expect("it stopped");
+        assert!(status.stopped());
     }
 }
 

@@ -1,4 +1,4 @@
-//! The wire's bytes: what is written is read back, and no bytes make the reader fall.
+//! Shell: The wire's bytes: what is written is read back, and no bytes make the reader fall.
 
 use proptest::prelude::*;
 
@@ -23,6 +23,7 @@ fn op() -> impl Strategy<Value = Op> {
         Op::BeginPush,
         Op::End,
         Op::Ucx,
+        Op::Still,
     ])
 }
 
