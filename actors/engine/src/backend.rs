@@ -54,6 +54,10 @@ pub struct Computed<'a> {
 pub trait Backend: Send {
     /// Computes keys, values and logits for every item.
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Computed<'_>, EngineError>;
+    /// Bytes of one block; 0 for a backend without memory.
+    fn block_bytes(&self) -> usize {
+        self.read_block(BlockSlot(0)).len()
+    }
     /// The bytes of one block, all layers, in the layout of the model.
     fn read_block(&self, slot: BlockSlot) -> Vec<u8>;
     /// Overwrites one block. Refused when the length is not the layout's.

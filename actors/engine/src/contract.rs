@@ -4,7 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use starling_ids::{BlockHash, ModelId, TokenId};
-use starling_kv::{events::KvEvent, hash::HashSeed};
+use starling_kv::{
+    events::KvEvent,
+    hash::HashSeed,
+    tier::{DiskError, TierInventory, TierOptions, TierStats},
+};
 use thiserror::Error;
 
 /// What a model is, as far as anyone who does not hold its weights must know. Travels in the directory.
@@ -287,6 +291,24 @@ pub trait Engine: Send {
     fn import_block(&mut self, block: &ExportedBlock) -> Result<Vec<KvEvent>, EngineError>;
     /// Forgets every block that no sequence pins; returns the events.
     fn clear_cache(&mut self) -> Vec<KvEvent>;
+    /// Keeps blocks that leave the device on the tiers that `options` name, and brings them back when that is sooner than
+    /// computing them. Called once, before the first sequence. An engine that has no use for tiers ignores it.
+    ///
+    /// # Errors
+    /// Why the disk cannot be used; the engine goes on without it.
+    fn open_tiers(&mut self, _options: &TierOptions) -> Result<(), DiskError> {
+        Ok(())
+    }
+    /// What lies on the lower tiers.
+    fn tier_inventory(&self) -> Vec<TierInventory> {
+        Vec::new()
+    }
+    /// The lower tiers in numbers; `None` when there is none.
+    fn tier_stats(&self) -> Option<TierStats> {
+        None
+    }
+    /// The end, in order: what is to outlive the engine is written to disk, within `limit`.
+    fn close(&mut self, _limit: Duration) {}
 }
 
 /// A KV block outside its pool.

@@ -9,6 +9,7 @@ use starling_ids::BlockHash;
 use starling_kv::{
     events::KvEvent,
     pool::{Adopted, BlockState},
+    tier::{DiskError, TierInventory, TierOptions, TierStats},
 };
 
 use crate::{
@@ -21,6 +22,8 @@ use crate::{
     scheduler::{Outcome, Plan, Scheduler},
 };
 
+mod lower;
+
 /// An engine over any backend.
 #[derive(Debug)]
 pub struct CoreEngine<B> {
@@ -30,6 +33,8 @@ pub struct CoreEngine<B> {
     sampler: Sampler,
     /// How each live sequence chooses.
     choosers: HashMap<SequenceId, Chooser>,
+    /// What lies below the device.
+    lower: lower::Lower,
 }
 
 impl<B: Backend> CoreEngine<B> {
@@ -40,6 +45,7 @@ impl<B: Backend> CoreEngine<B> {
             scheduler: Scheduler::new(&capabilities),
             sampler: Sampler::default(),
             choosers: HashMap::new(),
+            lower: lower::Lower::default(),
             backend,
             capabilities,
         }
@@ -130,6 +136,7 @@ impl<B: Backend> Engine for CoreEngine<B> {
         self.scheduler.submit(&request)?;
         let card = &self.capabilities.card;
         self.choosers.insert(request.id, Chooser::new(&request, &card.eos_ids, card.vocab_size));
+        self.lower.note(self.scheduler.sequence(request.id));
         Ok(())
     }
 
@@ -139,18 +146,26 @@ impl<B: Backend> Engine for CoreEngine<B> {
     }
 
     fn step(&mut self) -> Result<StepOutput, EngineError> {
-        let plan = self.scheduler.plan();
+        self.take_arrivals(Duration::ZERO);
+        let plan = self.scheduler.plan(&mut self.lower);
+        self.spill();
+        self.lower.begin(&plan.fetches);
         if plan.items.is_empty() {
-            let events = self.scheduler.pool_mut().take_events();
             if self.scheduler.is_idle() {
-                return Ok(StepOutput { events, idle: true, ..StepOutput::default() });
+                return Ok(StepOutput { events: self.news(), idle: true, ..StepOutput::default() });
+            }
+            if self.scheduler.fetching() > 0 {
+                self.take_arrivals(lower::ARRIVAL_WAIT);
+                return Ok(StepOutput { events: self.news(), ..StepOutput::default() });
             }
             // The scheduler promises that this does not happen; a restart is better than a worker that stands still.
             return Err(EngineError::Step("sequences wait and none can go on".to_owned()));
         }
+        let began = self.lower.now();
         let (chosen, takes) = self.compute(&plan)?;
+        self.lower.computed(&plan, began, takes);
         let deltas = self.conclude(&plan, chosen);
-        Ok(StepOutput { deltas, events: self.scheduler.pool_mut().take_events(), takes, idle: false })
+        Ok(StepOutput { deltas, events: self.news(), takes, idle: false })
     }
 
     fn load(&self) -> EngineLoad {
@@ -183,8 +198,10 @@ impl<B: Backend> Engine for CoreEngine<B> {
         }
         check_hash(block, &self.capabilities)?;
         let pool = self.scheduler.pool_mut();
-        let adopted =
-            pool.adopt(block.hash, block.parent, &block.tokens).map_err(|error| refused(error.to_string()))?;
+        let adopted = pool.adopt(block.hash, block.parent, &block.tokens).map_err(|error| refused(error.to_string()));
+        // What made room for it, before it is overwritten.
+        self.spill();
+        let adopted = adopted?;
         if let Adopted::Write(slot) = adopted
             && let Err(error) = self.backend.write_block(slot, &block.bytes)
         {
@@ -192,12 +209,29 @@ impl<B: Backend> Engine for CoreEngine<B> {
             self.scheduler.pool_mut().forget(slot);
             return Err(error);
         }
-        Ok(self.scheduler.pool_mut().take_events())
+        Ok(self.news())
     }
 
     fn clear_cache(&mut self) -> Vec<KvEvent> {
         self.scheduler.pool_mut().clear();
-        self.scheduler.pool_mut().take_events()
+        self.lower.clear();
+        self.news()
+    }
+
+    fn open_tiers(&mut self, options: &TierOptions) -> Result<(), DiskError> {
+        self.open_lower(options)
+    }
+
+    fn tier_inventory(&self) -> Vec<TierInventory> {
+        self.lower.inventory()
+    }
+
+    fn tier_stats(&self) -> Option<TierStats> {
+        self.lower.stats()
+    }
+
+    fn close(&mut self, limit: Duration) {
+        self.close_lower(limit);
     }
 }
 

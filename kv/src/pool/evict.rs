@@ -2,12 +2,49 @@
 //!
 //! Called by the pool alone. Never: evicts a block that is read or that known blocks follow.
 
-use starling_ids::BlockHash;
+use starling_ids::{BlockHash, TokenId};
 
 use super::{BlockPool, BlockSlot, BlockState, state::BlockCounts, state::Change};
 use crate::{events::KvEvent, hash::SetDigest};
 
+/// A block that made room for another one. Its bytes are in its slot until the new owner writes there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Evicted {
+    /// Where it was.
+    pub slot: BlockSlot,
+    /// Its hash.
+    pub hash: BlockHash,
+    /// The block before it, `None` for a first block.
+    pub parent: Option<BlockHash>,
+    /// Its tokens.
+    pub tokens: Box<[TokenId]>,
+}
+
 impl BlockPool {
+    /// From now on blocks that make room are noted, for [`BlockPool::take_evicted`].
+    pub fn note_evicted(&mut self) {
+        self.evicted.get_or_insert_default();
+    }
+
+    /// Blocks that made room since the last call. The caller reads their bytes before anything writes to the pool's memory.
+    pub fn take_evicted(&mut self) -> Vec<Evicted> {
+        self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Frees the longest unused leaf for another block.
+    pub(super) fn make_room(&mut self) -> Option<BlockSlot> {
+        let (_, slot) = self.leaves.first().copied()?;
+        if self.evicted.is_some()
+            && let Some(hash) = self.hash_of(slot)
+            && let Some((parent, tokens)) = self.content(slot)
+        {
+            let evicted = Evicted { slot, hash, parent, tokens: tokens.into() };
+            self.evicted.get_or_insert_default().push(evicted);
+        }
+        self.evict(slot);
+        Some(slot)
+    }
+
     /// Forgets every block that nobody reads. With none left, the event says so in one word.
     pub fn clear(&mut self) {
         let before = self.known.len();

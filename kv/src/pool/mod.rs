@@ -18,6 +18,7 @@ use std::collections::{BTreeSet, HashMap};
 use starling_ids::{BlockHash, TokenId};
 
 pub use adopt::{Adopted, Refused};
+pub use evict::Evicted;
 pub use state::{BlockCounts, BlockSlot, BlockState};
 
 use crate::{
@@ -77,6 +78,8 @@ pub struct BlockPool {
     tick: u64,
     digest: SetDigest,
     events: Vec<KvEvent>,
+    /// Blocks that made room since they were last taken; `None` when nobody takes them.
+    evicted: Option<Vec<Evicted>>,
 }
 
 impl BlockPool {
@@ -97,6 +100,7 @@ impl BlockPool {
             tick: 0,
             digest: SetDigest::default(),
             events: Vec::new(),
+            evicted: None,
         }
     }
 
@@ -174,7 +178,7 @@ impl BlockPool {
     /// A block to write, evicting the longest unused leaf when none is free; `None` when all are in use.
     pub fn allocate(&mut self) -> Option<BlockSlot> {
         if self.free.is_empty() {
-            self.evict_oldest()?;
+            self.make_room()?;
         }
         let slot = self.free.pop()?;
         self.change(slot, Change::Take);

@@ -151,14 +151,15 @@ impl Tiers {
         self.shared.to_read.notify_all();
     }
 
-    /// Stops waiting for a ticket, in time or, with `late`, because its time is over. A block that still arrives for it is
-    /// nobody's.
-    pub fn forget(&self, ticket: Ticket, late: bool) {
+    /// Stops waiting for a ticket, in time or, with `late`, because its time is over. Blocks from the tiers `taken` are on the
+    /// device; one that still arrives is nobody's.
+    pub fn forget(&self, ticket: Ticket, late: bool, taken: &[Tier]) {
         let mut state = self.shared.lock();
         state.book.forget(ticket);
         if late {
             state.book.late();
         }
+        taken.iter().for_each(|tier| state.book.fetched(*tier));
     }
 
     /// What has arrived; waits up to `wait` for the first.
@@ -168,13 +169,11 @@ impl Tiers {
         first.into_iter().chain(self.arrivals.try_iter()).collect()
     }
 
-    /// A block of a tier is on the device; `took` is the time of the copy.
-    pub fn taken(&self, tier: Tier, took: Duration) {
-        let now = self.now();
-        let mut state = self.shared.lock();
-        state.book.fetched(tier);
+    /// The copy of a tier's block to the device took so long.
+    pub fn copied(&self, tier: Tier, took: Duration) {
         if tier == Tier::Host {
-            state.book.forecast.read(tier, self.shared.shape.block_bytes, took, now);
+            let now = self.now();
+            self.shared.lock().book.forecast.read(tier, self.shared.shape.block_bytes, took, now);
         }
     }
 
@@ -192,10 +191,16 @@ impl Tiers {
         self.shared.to_write.notify_one();
     }
 
-    /// The same, after waiting for room on the way to disk until `until`. False when there was none in time.
-    pub fn offer_within(&self, block: TierBlock, until: Duration) -> bool {
+    /// The same after waiting until `until` for room on the way to disk; `block` is asked for only when it is wanted. False
+    /// when there was no room in time.
+    pub fn offer_within(&self, hash: BlockHash, until: Duration, block: impl FnOnce() -> Option<TierBlock>) -> bool {
         let room = self.shared.wait(until, |state| state.book.has_room());
-        self.offer(block);
+        if room
+            && self.wants(hash)
+            && let Some(block) = block()
+        {
+            self.offer(block);
+        }
         room
     }
 

@@ -324,7 +324,7 @@ fn xfr_13_a_disk_that_hangs_holds_nobody_up() {
     until("readers hang", || tiers.stats().reading == 8);
     assert!(tiers.arrived(Duration::from_millis(1)).is_empty());
     // The caller's deadline passes: what was not begun is given up at once, what hangs is nobody's.
-    tiers.forget(Ticket(1), true);
+    tiers.forget(Ticket(1), true, &[]);
     until("the queue is empty", || tiers.stats().reading <= 4);
     // Writes queue up to their bound, and the rest is lost.
     for from in 0..10_000 {

@@ -4,13 +4,15 @@
 
 use starling_kv::pool::{BlockSlot, BlockState};
 
-use super::{Plan, Scheduler, sequence::Rank, sequence::Sequence};
+use super::{Below, Plan, Scheduler, sequence::Rank, sequence::Sequence};
 
 /// What became of one that waits.
 #[derive(Debug, PartialEq, Eq)]
 enum Admission {
     /// It runs now.
     Admitted,
+    /// It has its blocks and waits for some of them to come from a lower tier.
+    Fetches,
     /// A running sequence fills the block it needs next; others may pass.
     TwinFills,
     /// The pool has no room for it; others do not pass, or it would wait for ever.
@@ -19,8 +21,8 @@ enum Admission {
 
 impl Scheduler {
     /// Admits in rank order while the step has room.
-    pub(super) fn admit(&mut self, plan: &mut Plan) {
-        let slots = (self.limits.sequences_max as usize).saturating_sub(self.running.len());
+    pub(super) fn admit(&mut self, plan: &mut Plan, below: &mut dyn Below) {
+        let slots = (self.limits.sequences_max as usize).saturating_sub(self.active());
         if slots == 0 || plan.budget == 0 || self.waiting.is_empty() {
             return;
         }
@@ -30,8 +32,12 @@ impl Scheduler {
             if admitted == slots || plan.budget == 0 {
                 break;
             }
-            match self.try_admit(rank) {
+            match self.try_admit(rank, plan, below) {
                 Admission::Admitted => admitted += 1,
+                Admission::Fetches => {
+                    admitted += 1;
+                    continue;
+                }
                 Admission::TwinFills => continue,
                 Admission::NoRoom => break,
             }
@@ -39,7 +45,7 @@ impl Scheduler {
         }
     }
 
-    fn try_admit(&mut self, rank: Rank) -> Admission {
+    fn try_admit(&mut self, rank: Rank, plan: &mut Plan, below: &mut dyn Below) -> Admission {
         let Some(sequence) = self.sequences.get(&rank.id) else { return Admission::NoRoom };
         if sequence.waits_for.is_some_and(|hash| self.claims.contains_key(&hash)) {
             return Admission::TwinFills;
@@ -47,7 +53,7 @@ impl Scheduler {
         let matched = self.matchable(sequence);
         let next = sequence.hashes().get(matched.len()).filter(|_| matched.len() < matchable_blocks(sequence, self));
         let twin = next.copied().filter(|hash| self.claims.contains_key(hash));
-        let fits = self.running.is_empty() || self.fits(sequence, &matched);
+        let fits = self.active() == 0 || self.fits(sequence, &matched);
         let Some(sequence) = self.sequences.get_mut(&rank.id) else { return Admission::NoRoom };
         sequence.expect_cached(matched.len());
         sequence.waits_for = twin;
@@ -58,7 +64,7 @@ impl Scheduler {
             return Admission::NoRoom;
         }
         self.take(rank, matched);
-        Admission::Admitted
+        if self.fetch(rank, plan, below) { Admission::Fetches } else { Admission::Admitted }
     }
 
     /// Pins what is cached, claims what it will fill.
@@ -94,13 +100,18 @@ impl Scheduler {
     fn fits(&self, sequence: &Sequence, matched: &[BlockSlot]) -> bool {
         let idle = matched.iter().filter(|slot| self.pool.state(**slot) == BlockState::Ready).count();
         let needed = sequence.growth().saturating_sub(matched.len());
-        let promised: usize =
-            self.running.iter().filter_map(|rank| self.sequences.get(&rank.id)).map(Sequence::growth).sum();
+        let promised: usize = self
+            .running
+            .iter()
+            .chain(self.fetching.keys())
+            .filter_map(|rank| self.sequences.get(&rank.id))
+            .map(Sequence::growth)
+            .sum();
         let reserve = self.limits.kv_blocks as usize / 100;
         needed + idle + promised + reserve <= self.pool.available() as usize
     }
 }
 
-fn matchable_blocks(sequence: &Sequence, scheduler: &Scheduler) -> usize {
+pub(super) fn matchable_blocks(sequence: &Sequence, scheduler: &Scheduler) -> usize {
     sequence.tokens().len().saturating_sub(1) / scheduler.pool.block_tokens()
 }

@@ -80,7 +80,7 @@ impl Scheduler {
     }
 
     /// Makes its newly full blocks known, its own or those of a twin with the same content.
-    fn publish(&mut self, sequence: &mut Sequence) {
+    pub(super) fn publish(&mut self, sequence: &mut Sequence) {
         while !sequence.private && (sequence.published + 1) * self.pool.block_tokens() <= sequence.computed {
             let index = sequence.published;
             let Some(hash) = sequence.hashes().get(index).copied() else { break };

@@ -10,21 +10,24 @@
 
 mod admit;
 mod commit;
+mod fetch;
 mod plan;
 mod sequence;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use starling_ids::{BlockHash, TokenId};
-use starling_kv::pool::BlockPool;
+use starling_kv::{pool::BlockPool, tier::Ticket};
 
 pub use commit::{Advance, Outcome};
+pub use fetch::{Awaited, Below, Fetch};
 pub use plan::{Plan, PlanItem};
 pub use sequence::Sequence;
 
 use crate::contract::{Capabilities, EngineLimits, EngineLoad, SequenceId, SequenceRequest, SubmitError};
+use fetch::Fetching;
 use sequence::Rank;
 
 /// Totals since start.
@@ -47,6 +50,11 @@ pub struct Scheduler {
     sequences: HashMap<SequenceId, Sequence>,
     waiting: BTreeSet<Rank>,
     running: BTreeSet<Rank>,
+    /// Those that hold their blocks and wait for some of them to come from a lower tier.
+    fetching: BTreeMap<Rank, Fetching>,
+    /// Tickets whose blocks nobody waits for any more, until the engine takes them.
+    abandoned: Vec<Ticket>,
+    tickets: u64,
     /// Full blocks that a running sequence is about to fill, and which one.
     claims: HashMap<BlockHash, SequenceId>,
     arrivals: u64,
@@ -72,6 +80,9 @@ impl Scheduler {
             sequences: HashMap::new(),
             waiting: BTreeSet::new(),
             running: BTreeSet::new(),
+            fetching: BTreeMap::new(),
+            abandoned: Vec::new(),
+            tickets: 0,
             claims: HashMap::new(),
             arrivals: 0,
             totals: Totals::default(),
@@ -109,7 +120,7 @@ impl Scheduler {
         }
         let (waiting, limit) = (self.waiting.len(), self.limits.waiting_max as usize);
         // With room in the batch the queue is only a corridor: the next step empties it.
-        let corridor = (self.limits.sequences_max as usize).saturating_sub(self.running.len());
+        let corridor = (self.limits.sequences_max as usize).saturating_sub(self.active());
         if waiting >= limit + corridor {
             return Err(SubmitError::Full { waiting, limit });
         }
@@ -121,6 +132,7 @@ impl Scheduler {
         let Some(sequence) = self.sequences.remove(&id) else { return false };
         self.waiting.remove(&sequence.rank());
         self.running.remove(&sequence.rank());
+        self.abandon(sequence.rank());
         self.drop_claims(&sequence);
         self.pool.release_all(sequence.blocks());
         true
@@ -160,7 +172,7 @@ impl Scheduler {
     pub fn load(&self) -> EngineLoad {
         let counts = self.pool.counts();
         EngineLoad {
-            running: self.running.len() as u32,
+            running: self.active() as u32,
             waiting: self.waiting.len() as u32,
             prefill_tokens: self.sequences.values().map(|sequence| sequence.prefill_left() as u64).sum(),
             blocks_pinned: counts.pinned + counts.filling,
@@ -170,6 +182,11 @@ impl Scheduler {
             tokens_prefilled: self.totals.prefilled,
             tokens_cached: self.totals.cached,
         }
+    }
+
+    /// Sequences that hold blocks: those in the batch and those about to be.
+    fn active(&self) -> usize {
+        self.running.len() + self.fetching.len()
     }
 
     /// Longest sequence: the model's context, or what the pool holds when that is less.
@@ -197,8 +214,8 @@ impl Scheduler {
         if held < (counts.pinned + counts.filling) as usize {
             return Err(format!("{counts:?}, sequences hold {held}"));
         }
-        let queued = self.waiting.len() + self.running.len();
-        if queued != self.sequences.len() || self.running.len() > self.limits.sequences_max as usize {
+        let queued = self.waiting.len() + self.active();
+        if queued != self.sequences.len() || self.active() > self.limits.sequences_max as usize {
             return Err(format!("{queued} queued, {} known", self.sequences.len()));
         }
         Ok(())

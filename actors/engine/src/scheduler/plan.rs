@@ -3,7 +3,7 @@
 //! Called once before each computation. Never: leaves two items that write one block, or an item whose sequence
 //! lost its blocks to another one later in the same plan.
 
-use super::{Scheduler, sequence::Rank};
+use super::{Below, Fetch, Scheduler, sequence::Rank};
 use crate::contract::SequenceId;
 
 /// A run of tokens of one sequence.
@@ -26,13 +26,15 @@ pub struct Plan {
     pub items: Vec<PlanItem>,
     /// Sequences that gave up their blocks and wait again.
     pub preempted: Vec<SequenceId>,
+    /// Blocks to ask for on lower tiers.
+    pub fetches: Vec<Fetch>,
     /// Tokens left in this step.
     pub(super) budget: usize,
 }
 
 impl Scheduler {
-    /// Decides the next step. Empty only when no sequence is known.
-    pub fn plan(&mut self) -> Plan {
+    /// Decides the next step. Empty only when no sequence is known, or all wait for blocks of a lower tier.
+    pub fn plan(&mut self, below: &mut dyn Below) -> Plan {
         let mut plan = Plan { budget: self.limits.batch_tokens_max as usize, ..Plan::default() };
         let order: Vec<Rank> = self.running.iter().copied().collect();
         let (decoding, prefilling): (Vec<Rank>, Vec<Rank>) =
@@ -45,7 +47,7 @@ impl Scheduler {
         }
         // Room that was taken from one sequence is not for a newcomer.
         if plan.preempted.is_empty() {
-            self.admit(&mut plan);
+            self.admit(&mut plan, below);
         }
         plan
     }
@@ -76,7 +78,8 @@ impl Scheduler {
             if room > 0 {
                 return room;
             }
-            match self.running.last().copied() {
+            let fetching = self.fetching.last_key_value().map(|(rank, _)| *rank);
+            match self.running.last().copied().max(fetching) {
                 Some(last) if last > rank => self.preempt(last, plan),
                 _ => return 0,
             }
@@ -90,6 +93,7 @@ impl Scheduler {
         self.pool.release_all(&sequence.reset());
         self.sequences.insert(rank.id, sequence);
         self.running.remove(&rank);
+        self.abandon(rank);
         self.waiting.insert(rank);
         let freed: usize = plan.items.iter().filter(|item| item.id == rank.id).map(|item| item.count).sum();
         plan.budget += freed;

@@ -39,6 +39,8 @@ pub struct Sequence {
     pub(super) unreported: bool,
     /// The block a running sequence fills and this one waits for.
     pub(super) waits_for: Option<BlockHash>,
+    /// Blocks that were asked of a lower tier did not come: they are computed.
+    pub(super) fetch_failed: bool,
     /// Prompt tokens believed to be in the cache while it waits.
     expected_cached: usize,
 }
@@ -61,6 +63,7 @@ impl Sequence {
             matched: None,
             unreported: true,
             waits_for: None,
+            fetch_failed: false,
             expected_cached: 0,
         }
     }
@@ -114,7 +117,7 @@ impl Sequence {
     }
 
     /// Hashes of its full blocks.
-    pub(super) fn hashes(&self) -> &[BlockHash] {
+    pub(crate) fn hashes(&self) -> &[BlockHash] {
         self.hasher.hashes()
     }
 

@@ -1,10 +1,10 @@
 //! The scheduler without a model: a memory of prefix digests stands for the KV cache, so that a wrong block, a block
 //! read before it was written and a wrong prefix all show as a wrong token.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use proptest::prelude::*;
-use starling_kv::hash::HashSeed;
+use starling_kv::{hash::HashSeed, tier::Worth};
 
 use super::*;
 use crate::contract::{EngineLimits, FinishReason, ModelCard, SamplingParams, StopParams};
@@ -67,8 +67,33 @@ fn answer(prompt: &[TokenId], tokens_max: usize) -> Vec<TokenId> {
     tokens
 }
 
+/// A lower tier that keeps everything, brings it after some steps, and now and then not.
+#[derive(Default)]
+struct Shelf {
+    on: bool,
+    blocks: HashMap<BlockHash, Vec<Option<u64>>>,
+    under_way: Vec<(usize, Fetch)>,
+    chance: u64,
+    fetched: usize,
+}
+
+impl Below for Shelf {
+    fn worth(&mut self, chain: &[BlockHash]) -> Option<Worth> {
+        let blocks = chain.iter().take_while(|hash| self.blocks.contains_key(hash)).count();
+        (self.on && blocks > 0).then(|| Worth { blocks, deadline: Duration::from_secs(1 + self.random() % 3) })
+    }
+}
+
+impl Shelf {
+    fn random(&mut self) -> u64 {
+        self.chance = self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.chance >> 33
+    }
+}
+
 struct Harness {
     scheduler: Scheduler,
+    shelf: Shelf,
     memory: Vec<Option<u64>>,
     answers: HashMap<SequenceId, Vec<TokenId>>,
     finished: Vec<(SequenceId, FinishReason)>,
@@ -82,6 +107,7 @@ impl Harness {
         Self {
             memory: vec![None; limits.kv_blocks as usize * BLOCK],
             scheduler: Scheduler::new(&capabilities(limits)),
+            shelf: Shelf::default(),
             answers: HashMap::new(),
             finished: Vec::new(),
             cached: HashMap::new(),
@@ -113,12 +139,53 @@ impl Harness {
         outcomes
     }
 
+    /// Blocks leave the device and come back, as an engine moves them.
+    fn move_blocks(&mut self, plan: &Plan) {
+        for evicted in self.scheduler.pool_mut().take_evicted() {
+            let at = evicted.slot.0 as usize * BLOCK;
+            self.shelf.blocks.insert(evicted.hash, self.memory[at..at + BLOCK].to_vec());
+        }
+        for fetch in plan.fetches.clone() {
+            let due = self.steps + (self.shelf.random() % 4) as usize;
+            self.shelf.under_way.push((due, fetch));
+        }
+    }
+
+    fn take_arrivals(&mut self) {
+        let gone = self.scheduler.take_abandoned();
+        self.shelf.under_way.retain(|(_, fetch)| !gone.contains(&fetch.ticket));
+        let (due, later) =
+            std::mem::take(&mut self.shelf.under_way).into_iter().partition(|(due, _)| *due <= self.steps);
+        self.shelf.under_way = later;
+        let due: Vec<(usize, Fetch)> = due;
+        for (_, fetch) in due {
+            let lost = self.shelf.random().is_multiple_of(4);
+            let arrive = if lost { self.shelf.random() as usize % fetch.chain.len() } else { fetch.chain.len() };
+            for (index, hash) in fetch.chain.iter().enumerate().take(arrive) {
+                let awaited = self.scheduler.awaited(fetch.ticket, index).expect("not given up");
+                let at = awaited.slot.0 as usize * BLOCK;
+                self.memory[at..at + BLOCK].copy_from_slice(&self.shelf.blocks[hash]);
+            }
+            self.shelf.fetched += arrive;
+            self.scheduler.fetched(fetch.ticket, arrive);
+            assert_eq!(self.scheduler.awaited(fetch.ticket, 0), None);
+        }
+        let now = Duration::from_secs(self.steps as u64);
+        for ticket in self.scheduler.overdue(now.saturating_sub(Duration::from_secs(3))) {
+            self.shelf.under_way.retain(|(_, fetch)| fetch.ticket != ticket);
+            self.scheduler.fetched(ticket, 0);
+        }
+    }
+
     fn step(&mut self) -> Plan {
-        let plan = self.scheduler.plan();
+        self.take_arrivals();
+        let plan = self.scheduler.plan(&mut self.shelf);
+        self.move_blocks(&plan);
         assert!(
             plan.items.iter().map(|item| item.count).sum::<usize>() <= self.scheduler.limits.batch_tokens_max as usize
         );
-        assert_eq!(plan.items.is_empty(), self.scheduler.is_idle(), "one at least goes on");
+        let stands = self.scheduler.is_idle() || self.scheduler.fetching() > 0;
+        assert!(!plan.items.is_empty() || stands, "one at least goes on");
         let outcomes = self.compute(&plan);
         for (advance, outcome) in self.scheduler.commit(&plan, &outcomes).into_iter().zip(outcomes) {
             let Outcome::Token(token) = outcome else { continue };
@@ -140,6 +207,7 @@ impl Harness {
         }
         let counts = self.scheduler.pool().counts();
         assert_eq!((counts.pinned, counts.filling), (0, 0), "zero at rest");
+        assert_eq!(self.scheduler.fetching(), 0);
     }
 }
 
@@ -263,11 +331,31 @@ fn a_failed_sequence_leaves_no_block_in_the_cache() {
     let mut harness = Harness::new(limits(2, 8, 16));
     harness.scheduler.submit(&request(1, &[3; 14], 5)).expect("room");
     harness.step();
-    let plan = harness.scheduler.plan();
+    let plan = harness.scheduler.plan(&mut ());
     let advances = harness.scheduler.commit(&plan, &[Outcome::Failed]);
     assert_eq!(advances[0].finish, Some(FinishReason::Error));
     assert_eq!(harness.scheduler.pool().counts().free, 16);
     harness.scheduler.check().expect("nothing is lost");
+}
+
+#[test]
+fn blocks_that_left_the_device_come_back_instead_of_being_computed() {
+    let mut harness = Harness::new(limits(4, 64, 14));
+    harness.shelf = Shelf { on: true, chance: 3, ..Shelf::default() };
+    harness.scheduler.pool_mut().note_evicted();
+    let prompts: Vec<Vec<TokenId>> = (0..4).map(|n| (0..40).map(|at| 1 + (n * 11 + at) % 90).collect()).collect();
+    for round in 0..3 {
+        for (n, prompt) in prompts.iter().enumerate() {
+            let id = round * 10 + n as u64;
+            harness.scheduler.submit(&request(id, prompt, 2)).expect("room");
+            harness.run();
+            assert_eq!(harness.answers[&SequenceId(id)], answer(prompt, 2));
+        }
+    }
+    assert!(harness.shelf.fetched > 20, "{}", harness.shelf.fetched);
+    assert!(harness.computed + BLOCK * harness.shelf.fetched <= 3 * 4 * 41, "{}", harness.computed);
+    let cached: u32 = harness.cached.values().sum();
+    assert_eq!(harness.scheduler.load().tokens_cached, u64::from(cached));
 }
 
 #[derive(Debug, Clone)]
@@ -295,8 +383,13 @@ proptest! {
         sequences_max in 1u32..6,
         batch in 1u32..24,
         blocks in 13u32..26,
+        tiers in prop::option::of(any::<u64>()),
     ) {
         let mut harness = Harness::new(limits(sequences_max, batch, blocks));
+        if let Some(chance) = tiers {
+            harness.shelf = Shelf { on: true, chance, ..Shelf::default() };
+            harness.scheduler.pool_mut().note_evicted();
+        }
         let last = jobs.iter().map(|job| job.arrives.max(job.cancelled.unwrap_or(0))).max().unwrap_or(0);
         let mut cancelled = std::collections::HashSet::new();
         for step in 0..=last {
