@@ -23,7 +23,6 @@ async fn ends(node: &mut Node) -> Option<i32> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "the node that stays is not told"]
 async fn mem_07_mesh_a_second_node_of_a_living_name_is_refused_and_the_first_unharmed() {
     let Some(lab) = Lab::new(4).await else { return };
     let g = lab.start(0, "g", &[], GATEWAY).await;
@@ -43,7 +42,6 @@ async fn mem_07_mesh_a_second_node_of_a_living_name_is_refused_and_the_first_unh
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "the directory keeps the record of the one that ended"]
 async fn mem_07_mesh_two_living_nodes_of_one_name_are_both_told_and_one_goes_on() {
     let Some(lab) = Lab::new(4).await else { return };
     let g1 = lab.start(0, "g1", &[], GATEWAY).await;
@@ -79,7 +77,6 @@ async fn mem_07_mesh_two_living_nodes_of_one_name_are_both_told_and_one_goes_on(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "the directory keeps the record of the one that ended"]
 async fn mem_07_mesh_two_nodes_of_one_name_started_at_once_on_two_seeds_leave_one() {
     let Some(lab) = Lab::new(4).await else { return };
     let g1 = lab.start(0, "g1", &[], GATEWAY).await;

@@ -129,7 +129,6 @@ async fn one_way(mute: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "at times a healthy node is called down for a moment while one is not heard"]
 async fn mesh_a_node_that_nobody_hears_takes_nobody_down() {
     one_way(true).await;
 }

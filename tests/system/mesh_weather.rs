@@ -60,7 +60,6 @@ async fn mesh_five_percent_loss_takes_nobody_down() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "nobody is declared down, but a gateway that can open no link for a while has no worker to ask"]
 async fn mesh_twenty_percent_loss_keeps_nobody_down() {
     weather(0.20, 2.0).await;
 }

@@ -224,7 +224,7 @@ impl World {
                     self.direct_members(slot);
                 }
                 Effect::Exchange(peer) => self.open_exchange(slot, peer),
-                Effect::Verify(peer) => self.verify(slot, peer),
+                Effect::Verify(peer, look) => self.verify(slot, peer, look),
                 Effect::NameClash(_) => self.clashes += 1,
                 Effect::Rumour(rumour) => {
                     if let Some(name) = self.name_of(&rumour.node) {

@@ -2,7 +2,8 @@
 //!
 //! Called by [`super::DirectoryEngine`]. Pure: patches, members, rumours and link news go in; what is held, what it lacks,
 //! and the snapshot that everybody reads, come out. Bounds: one record for each member, [`super::RECORD_MAX`] bytes each.
-//! A record is kept only for a member in its current life, so a node that is down leaves nothing behind.
+//! A record is kept only for the process that gossip knows now, by name, incarnation and address: a node that is down
+//! leaves nothing behind, nor does a process that has lost its name to another one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +14,7 @@ use starling_ids::{Incarnation, NodeId};
 use thiserror::Error;
 
 use super::{NodeRecord, NodeState, NodeView, Patch, Snapshot, Stamp, Tally, patch::PatchError};
-use crate::membership::{MemberView, Rumour};
+use crate::membership::{MemberView, Rumour, place};
 
 /// Why a patch was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -21,7 +22,7 @@ pub enum Refused {
     /// Gossip knows no such member, or knows that it is down.
     #[error("not a member")]
     NotMember,
-    /// It is of another life than the member's, or older than what is held.
+    /// It is of another life or process than the member's, or older than what is held.
     #[error("stale")]
     Stale,
     /// It builds on a version that is not held here.
@@ -104,12 +105,14 @@ impl DirectoryCore {
     }
 
     /// Takes over what gossip says: newcomers, new lives, the suspected, the down. Returns who is new in its life, and
-    /// which lives are over.
+    /// which lives are over. A name that has moved in the same life is another process: two had claimed it.
     pub fn set_members(&mut self, members: &BTreeMap<NodeId, MemberView>) -> Turnover {
         let mut turnover = Turnover::default();
         let over = |(node, known): (&NodeId, &Known)| {
-            let current = members.get(node).is_some_and(|m| m.incarnation == known.member.incarnation);
-            (!current).then(|| (node.clone(), known.member.incarnation))
+            let known = &known.member;
+            let same = |now: &MemberView| now.incarnation == known.incarnation && now.address == known.address;
+            let current = members.get(node).is_some_and(same);
+            (!current).then(|| (node.clone(), known.incarnation))
         };
         turnover.over = self.others.iter().filter_map(over).collect();
         for (node, _) in &turnover.over {
@@ -149,8 +152,11 @@ impl DirectoryCore {
 
     /// News of a version, and perhaps the change itself.
     pub fn hear(&mut self, rumour: &Rumour) -> Heard {
+        if !self.is_process(rumour) {
+            return Heard::Nothing;
+        }
         let Some(known) = self.others.get_mut(&rumour.node) else { return Heard::Nothing };
-        if known.member.incarnation != rumour.incarnation || rumour.version <= known.record.version {
+        if rumour.version <= known.record.version {
             return Heard::Nothing;
         }
         let news = rumour.version > known.rumoured;
@@ -168,6 +174,14 @@ impl DirectoryCore {
         }
     }
 
+    /// Whether a rumour is about the very process that gossip knows under its name.
+    #[must_use]
+    pub fn is_process(&self, rumour: &Rumour) -> bool {
+        let of =
+            |member: &MemberView| member.incarnation == rumour.incarnation && place(member.address) == rumour.place;
+        self.member(&rumour.node).is_some_and(of)
+    }
+
     /// Nodes whose record is missing, not whole, or outdated.
     #[must_use]
     pub const fn wanted(&self) -> &BTreeSet<NodeId> {
@@ -180,10 +194,11 @@ impl DirectoryCore {
             return Err(Refused::Unacceptable);
         }
         let known = self.others.get(&patch.node).ok_or(Refused::NotMember)?;
-        if patch.incarnation != known.member.incarnation {
+        if patch.incarnation != known.member.incarnation || patch.address != known.member.address {
             return Err(Refused::Stale);
         }
-        let offered = Stamp { incarnation: patch.incarnation, version: patch.version, whole: patch.is_whole() };
+        let (incarnation, place) = (patch.incarnation, place(patch.address));
+        let offered = Stamp { incarnation, place, version: patch.version, whole: patch.is_whole() };
         match known.stamp() {
             _ if offered.version == 0 => return Err(Refused::Unacceptable),
             Some(held) if offered.version < held.version => return Err(Refused::Stale),
@@ -308,5 +323,6 @@ pub struct Turnover {
 }
 
 pub(super) fn stamp(record: &NodeRecord) -> Stamp {
-    Stamp { incarnation: record.incarnation, version: record.version, whole: !record.partial }
+    let (incarnation, place) = (record.incarnation, place(record.address));
+    Stamp { incarnation, place, version: record.version, whole: !record.partial }
 }

@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use starling_ids::{Incarnation, Metric, NodeId};
 
 use super::{
-    DirectoryCore, Entry, Heard, NodeRecord, RecordDelta, Refused, Snapshot,
+    DirectoryCore, Entry, Heard, NodeRecord, RecordDelta, Refused, Snapshot, Stamp,
     exchange::{self, Ask, ENTRIES_MAX, Told},
     pulls::Pulls,
 };
@@ -257,10 +257,10 @@ impl DirectoryEngine {
 
     /// Another node holds this.
     fn learn(&mut self, entry: &Entry, holder: &NodeId, now: Duration) {
-        let (incarnation, version) = (entry.stamp.incarnation, entry.stamp.version);
-        let rumour = Rumour { node: entry.node.clone(), incarnation, version, delta: None, teller: None };
+        let Stamp { incarnation, place, version, .. } = entry.stamp;
+        let rumour = Rumour { node: entry.node.clone(), incarnation, place, version, delta: None, teller: None };
+        let lives = self.core.is_process(&rumour);
         self.core.hear(&rumour);
-        let lives = self.core.member(&entry.node).is_some_and(|member| member.incarnation == incarnation);
         let useful = entry.stamp.whole || self.core.record(&entry.node).is_none();
         if lives && useful && self.core.wanted().contains(&entry.node) {
             self.pulls.want(&entry.node, Some(holder), now);

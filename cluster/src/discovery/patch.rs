@@ -28,7 +28,7 @@ pub struct Patch {
     pub since: u64,
     /// Instances of the record it leads to.
     pub count: u32,
-    address: SocketAddr,
+    pub(super) address: SocketAddr,
     http: Option<SocketAddr>,
     roles: Vec<String>,
     software: String,

@@ -13,11 +13,15 @@ use twox_hash::XxHash3_64;
 /// Buckets that names are spread over.
 pub const BUCKETS: usize = 256;
 
-/// How current a record is, in order: a later life beats every version, all of a version beats its vital part.
+/// How current a record is, in order: a later life beats every version, all of a version beats its vital part. Of two
+/// processes of one name in one life neither is newer: gossip knows which of them counts, and the order is only the same
+/// everywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Stamp {
     /// In which life of its node.
     pub incarnation: Incarnation,
+    /// At which address, as [`crate::membership::place`] numbers it.
+    pub place: u32,
     /// The record's version.
     pub version: u64,
     /// Not only its vital part.
@@ -124,8 +128,9 @@ impl Tally {
 }
 
 fn weight(node: &NodeId, stamp: Stamp) -> u64 {
-    let mut bytes = Vec::with_capacity(NodeId::LEN_MAX + 17);
+    let mut bytes = Vec::with_capacity(NodeId::LEN_MAX + 21);
     bytes.extend_from_slice(&stamp.incarnation.0.to_le_bytes());
+    bytes.extend_from_slice(&stamp.place.to_le_bytes());
     bytes.extend_from_slice(&stamp.version.to_le_bytes());
     bytes.push(u8::from(stamp.whole));
     bytes.extend_from_slice(node.as_str().as_bytes());
@@ -143,7 +148,7 @@ mod tests {
     }
 
     fn stamp(version: u64) -> Stamp {
-        Stamp { incarnation: Incarnation(1), version, whole: version.is_multiple_of(2) }
+        Stamp { incarnation: Incarnation(1), place: 3, version, whole: version.is_multiple_of(2) }
     }
 
     proptest! {

@@ -37,6 +37,8 @@ pub(crate) enum HandshakeError {
     Wire(#[from] WireError),
     #[error("no hello within {:?}", limits::HANDSHAKE_TIME_MAX)]
     Timeout,
+    #[error("the node was declared down, or is elsewhere now")]
+    Gone,
     #[error("refused by the other side: {0:?}")]
     Refused(Closing),
     #[error("refused: {0:?}")]

@@ -31,6 +31,9 @@ use crate::{
 /// Less than this since the last write: the link is busy, and others that can run now will have more to write.
 const BUSY: Duration = Duration::from_micros(30);
 
+/// A peer that is heard, and takes what was queued before the goodbye slowly, gets this many times the longest silence.
+const GOODBYE_PATIENCE: u32 = 6;
+
 /// Parts of a batch that are written with one call.
 const SLICES: usize = 32;
 
@@ -126,9 +129,18 @@ pub(super) async fn watch(mux: Arc<Mux>, timings: Timings) -> Ended {
     let idle_max = if mux.dialled { timings.link_idle } else { timings.link_idle.saturating_mul(2) };
     let mut ticks = interval(timings.ping_every.min(timings.link_idle).max(Duration::from_millis(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut asked: Option<Instant> = None;
+    let (mut asked, mut leaving): (Option<Instant>, Option<Instant>) = (None, None);
     for number in 0.. {
         ticks.tick().await;
+        if mux.ended().is_some() {
+            // The writer ends the link once the goodbye is written. A frozen peer takes none.
+            let since = leaving.get_or_insert_with(Instant::now).elapsed();
+            let silent = since.min(mux.silence()) >= timings.silence_max;
+            if silent || since >= timings.silence_max.saturating_mul(GOODBYE_PATIENCE) {
+                return broken(format!("the other side took no goodbye within {since:?}"));
+            }
+            continue;
+        }
         let (streams, empty_for) = mux.load();
         if streams == 0 && empty_for >= idle_max {
             mux.close(Closing::Idle);

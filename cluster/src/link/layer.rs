@@ -3,7 +3,7 @@
 //! Builds the actors `links` (supervisor of the Link actors), `dialler` (the registry) and `listener`. Never
 //! knows what a stream is for.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use starling_ids::{Incarnation, NodeId};
@@ -113,7 +113,12 @@ impl LinkLayer {
         Err(StreamError::Broken("two links in a row were closed".to_owned()))
     }
 
-    async fn link(&self, node: &NodeId, incarnation: Incarnation, limit: std::time::Duration) -> Dialled {
+    /// Whether a node answers over the link that leads to it, within `limit`; `None`: there is none.
+    pub(crate) async fn answers(&self, node: &NodeId, incarnation: Incarnation, limit: Duration) -> Option<bool> {
+        self.registry.get(node, incarnation)?.answers(limit).await
+    }
+
+    async fn link(&self, node: &NodeId, incarnation: Incarnation, limit: Duration) -> Dialled {
         if let Some(mux) = self.registry.get(node, incarnation) {
             return Ok(mux);
         }

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     config::Timings,
-    discovery::Snapshot,
+    discovery::{NodeView, Snapshot},
     security::{Alpn, Tls},
     stream::{Endpoints, StreamError},
     supervise::{Handle, Restart, SuperviseError, SupervisorHandle, Tasks, child},
@@ -176,12 +176,21 @@ impl State {
         };
         let hello = Hello { wanted: Some((node.clone(), incarnation)), ..self.args.hello.clone() };
         let (tls, dial_max, myself) = (self.args.tls.clone(), self.args.timings.dial_max, myself.clone());
+        let mut snapshots = self.args.snapshots.clone();
         self.tasks.spawn(async move {
-            let result = async {
+            let made = async {
                 let connection = tls.connect(address, Some(&node), Alpn::Link, dial_max).await?;
                 greet(connection, &hello).await
             };
-            let result = Box::new(result.await);
+            let there = |view: &NodeView| view.record.incarnation == incarnation && view.record.address == address;
+            // Nobody should wait for a node that gossip has given up, or for one that is elsewhere.
+            let result = tokio::select! {
+                made = made => made,
+                _snapshot = snapshots.wait_for(|snapshot| !snapshot.node(&node).is_some_and(there)) => {
+                    Err(HandshakeError::Gone)
+                }
+            };
+            let result = Box::new(result);
             // Without Links there is nobody to use the link.
             myself.send_message(LinksMsg::Dialled(node, incarnation, result)).ok();
         });
@@ -215,6 +224,8 @@ impl State {
         let failures = self.unreachable.entry(node.clone()).or_insert(0);
         *failures = failures.saturating_add(1);
         let delay = RETRY.0.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(RETRY.1);
+        // Jitter: those who lost the same node should not all come back to it at one moment.
+        let delay = delay.mul_f64(rand::random_range(0.5..1.0));
         tracing::debug!(%node, %error, retry_ms = delay.as_millis() as u64, "no link");
         (self.args.reach)(&node, incarnation, false);
         self.answer(&node, &Err(StreamError::Connect { node: node.clone(), reason: error.to_string() }));

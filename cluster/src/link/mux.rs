@@ -273,6 +273,24 @@ impl Mux {
         self.born.elapsed().saturating_sub(Duration::from_millis(self.heard_ms.load(Ordering::Relaxed)))
     }
 
+    /// Asks the other side to show that it is there: whether anything came from it within `limit`. `None`: the link has
+    /// ended.
+    pub(crate) async fn answers(&self, limit: Duration) -> Option<bool> {
+        const LOOK_EVERY: Duration = Duration::from_millis(20);
+        let asked = Instant::now();
+        self.out.control(&Frame::Ping(0));
+        while asked.elapsed() < limit {
+            tokio::time::sleep(LOOK_EVERY).await;
+            if self.ended().is_some() {
+                return None;
+            }
+            if self.silence() < asked.elapsed() {
+                return Some(true);
+            }
+        }
+        Some(false)
+    }
+
     /// A batch has been written.
     pub(super) fn written(&self, batch: &mut Batch) {
         let room = self.out.written(batch);

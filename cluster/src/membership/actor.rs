@@ -22,9 +22,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     Identity, MembershipView, Rumour, Seeds,
-    driver::{Peer, Proof},
-    outreach::{self, OP_EXCHANGE, Visit},
+    driver::{Look, Peer},
+    outreach::{self, OP_EXCHANGE},
     thread::{Command, GossipThread, Observer, ThreadArgs},
+    visits::{Visit, serve_here},
 };
 use crate::{
     discovery::{DirectoryHandle, RecordDelta},
@@ -61,7 +62,7 @@ pub struct MembershipArgs {
     pub directory: DirectoryHandle,
     /// Asks other nodes.
     pub caller: Caller,
-    /// Finds out whether a member that does not answer gossip lives.
+    /// Finds out whether a member that does not answer gossip lives: see [`super::visits`].
     pub visit: Visit,
     /// Where [`OP_EXCHANGE`] is served.
     pub ops: Ops,
@@ -99,6 +100,7 @@ impl MembershipHandle {
 pub fn membership_child(handle: &MembershipHandle, args: MembershipArgs) -> ChildSpec {
     let (inner, generation) = (handle.handle.clone(), handle.generation.clone());
     let for_ops = handle.handle.clone();
+    serve_here(&args.ops, args.address);
     args.ops.serve(OP_EXCHANGE, Arc::new(move |_from, body| Box::pin(serve(for_ops.clone(), body))));
     child("membership", "membership", Restart::Permanent, &handle.handle, move || {
         let start = Start { args: args.clone(), handle: inner.clone(), generation: generation.clone() };
@@ -111,7 +113,7 @@ pub(crate) enum MembershipMsg {
     AnnounceVersion(u64, Option<RecordDelta>),
     Doubt(NodeId, Incarnation),
     Exchange(Peer),
-    Visit(Peer),
+    Visit(Peer, Look),
     Serve(Bytes, oneshot::Sender<Result<Bytes, Fault>>),
     Leave(RpcReplyPort<()>),
     ThreadEnded,
@@ -178,7 +180,7 @@ impl Actor for Membership {
             MembershipMsg::AnnounceVersion(version, delta) => state.command(Command::AnnounceVersion(version, delta)),
             MembershipMsg::Doubt(node, incarnation) => state.command(Command::Doubt(node, incarnation)),
             MembershipMsg::Exchange(peer) => state.exchange(peer),
-            MembershipMsg::Visit(peer) => state.visit(peer),
+            MembershipMsg::Visit(peer, look) => state.visit(peer, look),
             MembershipMsg::Serve(question, reply) => state.serve(question, reply),
             MembershipMsg::Leave(reply) => state.leave(reply).await,
             MembershipMsg::ThreadEnded => return state.thread_ended(),
@@ -204,10 +206,10 @@ impl State {
         }
     }
 
-    fn visit(&self, peer: Peer) {
-        let commands = self.thread.commands();
-        if !self.tasks.tasks().spawn(outreach::visit(self.args.visit.clone(), peer.clone(), commands)) {
-            self.command(Command::Verified(peer, Proof::Silent));
+    fn visit(&self, peer: Peer, look: Look) {
+        let visit = outreach::visit(self.args.visit.clone(), peer, look, self.thread.commands());
+        if !self.tasks.tasks().spawn(visit) {
+            tracing::debug!("too many visits and exchanges at once");
         }
     }
 
@@ -271,8 +273,8 @@ impl Observer for Relay {
         self.directory.hear(rumour);
     }
 
-    fn visit(&self, peer: Peer) {
-        self.tell(MembershipMsg::Visit(peer));
+    fn visit(&self, peer: Peer, look: Look) {
+        self.tell(MembershipMsg::Visit(peer, look));
     }
 
     fn exchange(&self, peer: Peer) {

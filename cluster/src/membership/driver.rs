@@ -19,6 +19,7 @@ mod check;
 mod effects;
 mod exchange;
 mod goodbye;
+mod hearsay;
 mod learn;
 mod lifeline;
 mod names;
@@ -31,16 +32,16 @@ use std::{
     time::Duration,
 };
 
-pub use effects::{Effect, MemberView, Outranked, Peer, Proof, VERIFY_MAX};
+pub use effects::{Effect, Look, MemberView, Outranked, Peer, Proof, VERIFY_MAX};
 pub use exchange::EXCHANGE_MAX;
 use foca::{Foca, Member, PostcardCodec, State, Timer};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use starling_ids::{Incarnation, NodeId};
 
-use self::{check::Checks, exchange::Schedule, lifeline::Lifeline, probe::Probe};
+use self::{check::Checks, exchange::Schedule, hearsay::Hearsay, lifeline::Lifeline, probe::Probe};
 use super::{
     Identity,
-    identity::NameKey,
+    identity::{NameKey, place},
     index::Index,
     message::{self, Opened, Rumour},
     rumours::RumourBook,
@@ -55,6 +56,9 @@ const TICK_MAX: Duration = Duration::from_millis(100);
 const PAUSE_MIN: Duration = Duration::from_millis(2 * sizing::PROBE_PERIOD.as_millis() as u64);
 /// A gap of this length is a stutter: what is waited for may take as much longer.
 const LATE_MIN: Duration = Duration::from_millis(3 * TICK_MAX.as_millis() as u64);
+/// A tick that comes this much too late means a busy machine, for a while.
+const BUSY_MIN: Duration = Duration::from_millis(50);
+const BUSY_KEPT: Duration = Duration::from_secs(1);
 
 /// SWIM for one node.
 pub struct Driver {
@@ -68,6 +72,9 @@ pub struct Driver {
     unshared: BTreeSet<u64>,
     probe: Option<Probe>,
     checks: Checks,
+    hearsay: Hearsay,
+    /// Until then this node's timers count as late.
+    late_until: Duration,
     lifeline: Lifeline,
     exchange: Schedule,
     class: usize,
@@ -111,6 +118,8 @@ impl Driver {
             unshared: BTreeSet::new(),
             probe: None,
             checks: Checks::default(),
+            hearsay: Hearsay::default(),
+            late_until: Duration::ZERO,
             lifeline: Lifeline::default(),
             exchange: Schedule::default(),
             class,
@@ -171,7 +180,8 @@ impl Driver {
         let mut next = self.now + TICK_MAX;
         let gossip = self.has_news().then_some(self.next_gossip);
         let due = [self.outbox.timers.next(), gossip, self.next_probe_step(), self.checks.next(), self.exchange.next()];
-        for at in due.into_iter().flatten() {
+        let due = due.into_iter().chain([self.hearsay.next()]);
+        for at in due.flatten() {
             next = next.min(at);
         }
         next
@@ -200,6 +210,7 @@ impl Driver {
             self.adopt_probe();
         }
         self.run_checks();
+        self.run_hearsay();
         self.announce_when_due();
         self.exchange_when_due();
         self.gossip_when_due();
@@ -226,8 +237,10 @@ impl Driver {
 
     /// Spreads the news that this node's record has a new version, and how it differs where that is little.
     pub fn announce_version(&mut self, version: u64, delta: Option<RecordDelta>) {
-        let Identity { node: Some(node), incarnation, .. } = self.foca.identity().clone() else { return };
-        let rumour = Rumour { node, incarnation, version, delta, teller: None };
+        let own = self.foca.identity();
+        let Some(node) = own.node.clone() else { return };
+        let (incarnation, place) = (own.incarnation, place(own.address()));
+        let rumour = Rumour { node, incarnation, place, version, delta, teller: None };
         match rmp_serde::to_vec(&rumour) {
             Ok(bytes) => Self::note("rumour", self.foca.add_broadcast(&bytes).map(|_news| ())),
             Err(error) => tracing::error!(%error, "a rumour does not encode"),
@@ -256,9 +269,13 @@ impl Driver {
         let gone = now.saturating_sub(self.now);
         self.now = self.now.max(now);
         self.outbox.now = self.now;
+        if gone >= TICK_MAX + BUSY_MIN {
+            self.late_until = self.now + BUSY_KEPT;
+        }
         if gone < LATE_MIN {
             return;
         }
+        self.hearsay.postpone(gone);
         if gone < PAUSE_MIN {
             self.lifeline.stutter();
             self.checks.postpone(gone);
@@ -272,6 +289,11 @@ impl Driver {
         self.next_down = self.now;
         let outcome = self.foca.gossip(&mut self.outbox);
         Self::note("gossip after a pause", outcome);
+    }
+
+    /// Whether this node's own timers ran late a moment ago.
+    fn is_late(&self) -> bool {
+        self.now < self.late_until
     }
 
     fn has_news(&self) -> bool {

@@ -7,7 +7,7 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     fmt,
-    net::{SocketAddr, SocketAddrV4, SocketAddrV6},
+    net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6},
     sync::Arc,
 };
 
@@ -67,6 +67,19 @@ impl NameKey {
 enum At {
     V4(SocketAddrV4),
     V6(Arc<SocketAddrV6>),
+}
+
+/// An address as a number that all nodes compute alike: with name and incarnation it names a process. Two nodes of one
+/// name in one life differ by it.
+#[must_use]
+pub fn place(address: SocketAddr) -> u32 {
+    let mut bytes = [0; 18];
+    match address.ip() {
+        IpAddr::V4(ip) => bytes[..4].copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => bytes[..16].copy_from_slice(&ip.octets()),
+    }
+    bytes[16..].copy_from_slice(&address.port().to_be_bytes());
+    (XxHash3_64::oneshot(&bytes) >> 32) as u32
 }
 
 /// An identity on the wire.

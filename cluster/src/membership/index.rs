@@ -12,7 +12,7 @@ use std::{
 use foca::{Member, State};
 use starling_ids::Incarnation;
 
-use super::Identity;
+use super::{Identity, identity};
 
 /// Into how many parts the members are divided, by name, for the exchange of states.
 ///
@@ -70,10 +70,11 @@ impl Known {
         self.life() == life(id) && self.place == place(id)
     }
 
-    /// What two nodes compare. A suspicion is refuted within seconds, so it makes no difference.
+    /// What two nodes compare: also the place, or two that hold different processes for one name would never find out. A
+    /// suspicion is refuted within seconds, so it makes no difference.
     fn digest(&self, key: u64) -> u64 {
         let (incarnation, generation) = self.life();
-        mix(mix(mix(key, incarnation), u64::from(generation)), u64::from(self.swim))
+        mix(mix(mix(key, incarnation), u64::from(generation)), u64::from(self.swim) << 16 | u64::from(self.place))
     }
 
     fn print(&self, key: u64) -> u64 {
@@ -197,11 +198,7 @@ fn life(id: &Identity) -> (u64, u32) {
 }
 
 fn place(id: &Identity) -> u16 {
-    let (ip, port) = match id.address() {
-        std::net::SocketAddr::V4(v4) => (u128::from(v4.ip().to_bits()), v4.port()),
-        std::net::SocketAddr::V6(v6) => (v6.ip().to_bits(), v6.port()),
-    };
-    mix(mix(ip as u64, (ip >> 64) as u64), u64::from(port)) as u16
+    identity::place(id.address()) as u16
 }
 
 /// Mixes two numbers so that sums of results tell sets apart (the finalizer of SplitMix64).

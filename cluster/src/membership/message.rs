@@ -23,7 +23,7 @@ pub(super) enum Word {
     Outranked(Identity, bool),
     /// The sender leaves in good order.
     Leaving(Identity),
-    /// This process has tried to speak under your name, and you have the better right to it.
+    /// This process has tried to speak under your name, and does so no more.
     Rival(Identity),
 }
 
@@ -34,6 +34,8 @@ pub struct Rumour {
     pub node: NodeId,
     /// In which life.
     pub incarnation: Incarnation,
+    /// At which address, as [`super::place`] numbers it: two processes may claim one name in one life.
+    pub place: u32,
     /// The version it now has.
     pub version: u64,
     /// The change itself, where it is small.

@@ -35,19 +35,21 @@ mod seeds;
 mod sizing;
 mod socket;
 mod thread;
+mod visits;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 pub use actor::{MembershipArgs, MembershipHandle, membership_child};
 pub use advertise::{AdvertiseError, choose as advertise};
 pub use claim::{Claim, ClaimError, claim};
-pub use driver::{Driver, EXCHANGE_MAX, Effect, MemberView, Outranked, Peer, Proof, VERIFY_MAX};
-pub use identity::Identity;
+pub use driver::{Driver, EXCHANGE_MAX, Effect, Look, MemberView, Outranked, Peer, Proof, VERIFY_MAX};
+pub use identity::{Identity, place};
 pub use message::Rumour;
-pub use outreach::{OP_EXCHANGE, Visit, visit_by_tls};
+pub use outreach::OP_EXCHANGE;
 pub use seeds::{Lookup, Seed, SeedError, Seeds};
 pub use socket::bind_pair;
 use starling_ids::NodeId;
+pub use visits::{Ask, Visit, ask_by_session, visits};
 
 /// What gossip says now. Published through a watch: only the latest one counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

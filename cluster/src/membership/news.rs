@@ -18,6 +18,8 @@ const MISSES_MAX: usize = 3;
 #[derive(Debug)]
 struct Item {
     bytes: Box<[u8]>,
+    /// That somebody is down or suspected.
+    accuses: bool,
     limit: u8,
     stamp: u32,
 }
@@ -54,7 +56,8 @@ impl News {
         self.stamp = self.stamp.wrapping_add(1);
         let (key, stamp) = (member.id().key(), self.stamp);
         let urgent = member.state() != State::Alive || member.incarnation() > 0;
-        self.items.insert(key, Item { bytes: bytes.into(), limit, stamp });
+        let accuses = member.state() != State::Alive;
+        self.items.insert(key, Item { bytes: bytes.into(), accuses, limit, stamp });
         let lane = if urgent { &mut self.urgent } else { &mut self.joins };
         lane.push(0, (key, stamp));
     }
@@ -62,6 +65,11 @@ impl News {
     /// Forgets what waits about a name.
     pub(super) fn remove(&mut self, key: u64) {
         self.items.remove(&key);
+    }
+
+    /// Forgets who is said to be down or suspected.
+    pub(super) fn forget_accusations(&mut self) {
+        self.items.retain(|_, item| !item.accuses);
     }
 
     fn make_room(&mut self) {
@@ -185,6 +193,11 @@ mod tests {
         let mut out = Vec::new();
         let count = news.fill(1000, &mut out);
         assert_eq!(read(count, &out), [Member::down(id("w"))]);
+        news.add(&Member::alive(id("v")), 5);
+        news.forget_accusations();
+        let mut out = Vec::new();
+        let count = news.fill(1000, &mut out);
+        assert_eq!(read(count, &out), [Member::alive(id("v"))]);
         for at in 0..NEWS_MAX + 500 {
             news.add(&Member::alive(id(&format!("n{at}"))), 5);
         }

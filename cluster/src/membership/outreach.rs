@@ -1,32 +1,29 @@
 //! What membership does over TCP: visits members that gossip cannot reach, and exchanges states with others.
 //!
 //! Run as tasks of the Membership actor; asks the gossip thread for what to say and tells it what came back. Bounds:
-//! [`VISIT_TIME`] for a visit; [`STEP_WAIT`] for each question of an exchange, [`STEPS_MAX`] questions. If
+//! [`STEP_WAIT`] for each question of an exchange, [`STEPS_MAX`] questions; of visits see [`super::visits`]. If
 //! a task dies, the driver goes on without its answer.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
 };
 
 use super::{
-    driver::{Peer, Proof, VERIFY_MAX},
+    driver::{Look, Peer},
     thread::Command,
+    visits::Visit,
 };
 use crate::{
-    security::{Alpn, Tls, TlsError},
     session::Caller,
     stream::{Fault, FaultKind},
 };
 
 /// The operation that answers one question of an exchange of states.
 pub const OP_EXCHANGE: &str = "membership/exchange";
-/// A little less than the driver waits, so that the answer is not late.
-const VISIT_TIME: Duration = Duration::from_millis(VERIFY_MAX.as_millis() as u64 - 100);
 /// Longest wait for the answer to one question: a few hundred kilobytes and a new session.
 const STEP_WAIT: Duration = Duration::from_secs(3);
 /// Questions in one exchange: each settles at least one of 64 buckets.
@@ -34,36 +31,11 @@ const STEPS_MAX: usize = 80;
 /// Longest wait for the gossip thread.
 const THREAD_WAIT: Duration = Duration::from_secs(1);
 
-/// Finds out over TCP whether a member lives.
-pub type Visit = Arc<dyn Fn(Peer) -> BoxFuture<'static, Proof> + Send + Sync>;
-
-/// A visit by a TLS handshake: it ends well only if a process with the cluster key answers under the member's name, and
-/// answers now. Nothing is said after it.
-#[must_use]
-pub fn visit_by_tls(tls: Tls) -> Visit {
-    Arc::new(move |peer| {
-        let tls = tls.clone();
-        Box::pin(async move {
-            let handshake = tls.connect(peer.address, Some(&peer.node), Alpn::Link, VISIT_TIME);
-            match timeout(VISIT_TIME, handshake).await {
-                Ok(Ok(_connection)) => Proof::Alive,
-                Ok(Err(TlsError::Connect(_, error))) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    Proof::Refused
-                }
-                Ok(Err(error)) => {
-                    tracing::debug!(node = %peer.node, %error, "a visit was in vain");
-                    Proof::Silent
-                }
-                Err(_) => Proof::Silent,
-            }
-        })
-    })
-}
-
-/// Visits `peer` and tells the thread.
-pub(super) async fn visit(visit: Visit, peer: Peer, commands: mpsc::Sender<Command>) {
-    let proof = visit(peer.clone()).await;
-    tell(&commands, Command::Verified(peer, proof)).await;
+/// Looks for `peer` and tells the thread what it has found.
+pub(super) async fn visit(visit: Visit, peer: Peer, look: Look, commands: mpsc::Sender<Command>) {
+    if let Some(proof) = visit(peer.clone(), look).await {
+        tell(&commands, Command::Verified(peer, proof)).await;
+    }
 }
 
 /// Exchanges states with `peer`.
@@ -87,7 +59,7 @@ async fn talk(caller: Caller, peer: Peer, commands: &mpsc::Sender<Command>) -> R
 
 /// A question with the address of the node it is for: whoever answers at another one, under the same name, must not
 /// take it for a question of its own cluster.
-fn addressed(address: SocketAddr, question: &[u8]) -> Bytes {
+pub(super) fn addressed(address: SocketAddr, question: &[u8]) -> Bytes {
     let address = address.to_string();
     let mut body = Vec::with_capacity(1 + address.len() + question.len());
     // An address as text has at most 60 bytes.
@@ -97,7 +69,7 @@ fn addressed(address: SocketAddr, question: &[u8]) -> Bytes {
     body.into()
 }
 
-fn for_address(own: SocketAddr, body: &Bytes) -> Option<Bytes> {
+pub(super) fn for_address(own: SocketAddr, body: &Bytes) -> Option<Bytes> {
     let (length, rest) = body.split_first()?;
     let (address, question) = rest.split_at_checked(usize::from(*length))?;
     let mine = std::str::from_utf8(address).ok()?.parse() == Ok(own);

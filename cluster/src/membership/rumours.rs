@@ -15,21 +15,22 @@ const NAMES_MAX: usize = 65_536;
 /// Longest encoded rumour in bytes: a name, two numbers and a small change.
 const RUMOUR_MAX: usize = 100 + DELTA_MAX;
 
-/// The newest version heard for each name.
+/// The newest version heard of each process: of each name at each place.
 #[derive(Debug)]
 pub(super) struct RumourBook {
-    heard: BTreeMap<NodeId, (Incarnation, u64)>,
+    heard: BTreeMap<(NodeId, u32), (Incarnation, u64)>,
     told: mpsc::Sender<Rumour>,
 }
 
-/// A rumour replaces older ones about the same node among those still to be passed on.
+/// A rumour replaces older ones about the same process, or about an earlier life, among those still to be passed on.
 #[derive(Debug)]
 pub(super) struct RumourKey(Rumour);
 
 impl Invalidates for RumourKey {
     fn invalidates(&self, other: &Self) -> bool {
-        let age = |rumour: &Rumour| (rumour.incarnation, rumour.version);
-        self.0.node == other.0.node && age(&self.0) >= age(&other.0)
+        let (new, old) = (&self.0, &other.0);
+        let same = new.incarnation == old.incarnation && new.place == old.place && new.version >= old.version;
+        new.node == old.node && (same || new.incarnation > old.incarnation)
     }
 }
 
@@ -55,13 +56,14 @@ impl BroadcastHandler<Identity> for RumourBook {
         }
         let rumour: Rumour = rmp_serde::from_slice(data).map_err(|_| NoRumour)?;
         let age = (rumour.incarnation, rumour.version);
-        if self.heard.get(&rumour.node).is_some_and(|heard| *heard >= age) {
+        let process = (rumour.node.clone(), rumour.place);
+        if self.heard.get(&process).is_some_and(|heard| *heard >= age) {
             return Ok(None);
         }
         if self.heard.len() >= NAMES_MAX {
             self.heard.clear();
         }
-        self.heard.insert(rumour.node.clone(), age);
+        self.heard.insert(process, age);
         // The driver holds the receiver for as long as it holds this book.
         let teller = sender.and_then(|sender| sender.node.clone());
         if self.told.send(Rumour { teller, ..rumour.clone() }).is_err() {
@@ -80,18 +82,21 @@ mod tests {
         let (told, heard) = mpsc::channel();
         let mut book = RumourBook::new(told);
         let node = NodeId::new("w1").expect("name");
-        let mut offer = |incarnation, version| {
+        let mut offer_at = |place, incarnation, version| {
             let (node, incarnation) = (node.clone(), Incarnation(incarnation));
-            let rumour = Rumour { node, incarnation, version, delta: None, teller: None };
+            let rumour = Rumour { node, incarnation, place, version, delta: None, teller: None };
             book.receive_item(&rmp_serde::to_vec(&rumour).expect("encodes"), None).expect("a rumour").is_some()
         };
+        let mut offer = |incarnation, version| offer_at(5, incarnation, version);
         let passed = [offer(1, 1), offer(1, 1), offer(1, 3), offer(1, 2), offer(2, 1), offer(1, 9)];
         assert_eq!(passed, [true, false, true, false, true, false]);
-        assert_eq!(heard.try_iter().count(), 3);
+        assert!(offer_at(6, 2, 1) && !offer_at(6, 2, 1), "another process of the name in the same life");
+        assert_eq!(heard.try_iter().count(), 4);
         assert!(book.receive_item(b"\xc1 no", None).is_err());
         let longest = Rumour {
             node: NodeId::new(&"x".repeat(48)).expect("name"),
             incarnation: Incarnation(u64::MAX - 1),
+            place: u32::MAX,
             version: u64::MAX,
             delta: None,
             teller: None,

@@ -24,7 +24,7 @@ use tokio::{
 
 use super::{
     Driver, Effect, Identity, MembershipView, Outranked, Rumour, Seeds,
-    driver::{Peer, Proof},
+    driver::{Look, Peer, Proof},
     socket::{SealedSocket, count_dropped},
 };
 use crate::{discovery::RecordDelta, security::Keys};
@@ -62,7 +62,7 @@ pub(super) trait Observer: Send + 'static {
     /// A record has a new version.
     fn rumour(&self, rumour: Rumour);
     /// Somebody should find out over TCP whether this member lives, and say so with [`Command::Verified`].
-    fn visit(&self, peer: Peer);
+    fn visit(&self, peer: Peer, look: Look);
     /// Somebody should exchange states with this member.
     fn exchange(&self, peer: Peer);
 }
@@ -270,7 +270,7 @@ impl Gossip {
                 Effect::MembersChanged(_) => self.unpublished = true,
                 Effect::Rumour(rumour) => self.observer.rumour(rumour),
                 Effect::Exchange(peer) => self.observer.exchange(peer),
-                Effect::Verify(peer) => self.observer.visit(peer),
+                Effect::Verify(peer, look) => self.observer.visit(peer, look),
                 Effect::NameClash(rival) => self.clash(rival),
                 Effect::Outranked(why) => {
                     self.outranked = Some(why);

@@ -15,7 +15,9 @@ use crate::{
     discovery::{DirectoryArgs, DirectoryHandle, NodeRecord, directory_child},
     keys::{KeeperArgs, KeyRoller, keeper_child},
     link::{CONTROL_ENDPOINT, ControlEndpoint, LinkLayer, LinkSetup},
-    membership::{MembershipArgs, MembershipHandle, Seeds, membership_child, view_watch, visit_by_tls},
+    membership::{
+        Ask, MembershipArgs, MembershipHandle, Peer, Seeds, Visit, ask_by_session, membership_child, view_watch, visits,
+    },
     program::Programs,
     security::{Alpn, Tls},
     session::{Caller, Dial, Ops, SessionStream, SessionsHandle, control_child, sessions_child},
@@ -71,7 +73,7 @@ impl Start {
             view,
             directory: directory.clone(),
             caller,
-            visit: visit_by_tls(self.tls.clone()),
+            visit: self.visit(&links, &sessions),
             ops,
         };
         root.add(membership_child(&membership, args)).await?;
@@ -95,6 +97,17 @@ impl Start {
             keys: roller,
         };
         Ok(Mesh { inner: Arc::new(inner) })
+    }
+
+    /// How a member that gossip cannot reach is looked for.
+    fn visit(&self, links: &LinkLayer, sessions: &SessionsHandle) -> Visit {
+        let (links, for_open) = (links.clone(), sessions.clone());
+        let by_link: Ask = Arc::new(move |peer, limit| {
+            let links = links.clone();
+            Box::pin(async move { links.answers(&peer.node, peer.incarnation, limit).await })
+        });
+        let is_open = Arc::new(move |peer: &Peer| for_open.is_open(&peer.node, peer.incarnation));
+        visits(vec![by_link, ask_by_session(sessions.caller(), is_open)], self.tls.clone())
     }
 
     fn key_roller(&self, caller: &Caller, ops: &Ops, directory: &DirectoryHandle) -> KeyRoller {

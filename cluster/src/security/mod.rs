@@ -10,6 +10,7 @@ mod fading;
 mod key;
 mod key_file;
 mod live;
+mod reach;
 mod ring;
 mod seal;
 mod socket;

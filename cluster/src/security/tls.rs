@@ -42,6 +42,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use super::{
     KeyId, KeyRing, Keys, Socket,
     certificates::{ANY_NODE, Authority, local_name},
+    reach::reach,
     trust::{Leaves, Trust},
 };
 use crate::wire::limits;
@@ -201,7 +202,7 @@ impl Tls {
         alpn: Alpn,
         connect_max: Duration,
     ) -> Result<Connection, TlsError> {
-        let stream = match timeout(connect_max, TcpStream::connect(address)).await {
+        let stream = match timeout(connect_max, reach(address)).await {
             Ok(connected) => connected.map_err(|error| TlsError::Connect(address, error))?,
             Err(_) => return Err(TlsError::Timeout("TCP connection", connect_max)),
         };

@@ -5,7 +5,7 @@
 //! sessions end, the questions under way fail as unavailable, and new ones dial again.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io,
     net::SocketAddr,
     sync::Arc,
@@ -85,6 +85,7 @@ struct State {
 
 impl Drop for State {
     fn drop(&mut self) {
+        self.start.sessions.set_open(BTreeSet::new());
         metrics::gauge!(Metric::SessionsOpen.name()).set(0.0);
     }
 }
@@ -122,7 +123,10 @@ impl Actor for Sessions {
         match message {
             SessionsMsg::Ask(question, address) => state.ask(&myself, question, address, now),
             SessionsMsg::Incoming(stream, from) => state.open(stream, from.to_string(), true)?,
-            SessionsMsg::Dialled(life, Ok(stream)) => state.open(stream, life.0.to_string(), false)?,
+            SessionsMsg::Dialled(life, Ok(stream)) => {
+                state.table.dialled(&life, now);
+                state.open(stream, life.0.to_string(), false)?;
+            }
             SessionsMsg::Dialled(life, Err(error)) => {
                 let fault = Fault::new(FaultKind::Unavailable, format!("no session to {}: {error}", life.0));
                 let waiters = state.table.failed(&life, now, rand::random());
@@ -143,6 +147,9 @@ impl Actor for Sessions {
 impl State {
     fn ask(&mut self, myself: &ActorRef<SessionsMsg>, question: Question, address: SocketAddr, now: Instant) {
         let life = question.to.clone();
+        if let Some(another) = self.table.found_at(&life, address, now) {
+            another.stop(Some("the name is another process's now".into()));
+        }
         match self.table.want(&life, question, now) {
             Next::Ask(session, question) => self.run(session, question),
             Next::Dial => self.dial(myself, life, address, now),
@@ -225,7 +232,9 @@ impl State {
     }
 
     fn count(&self) {
-        let open = u32::try_from(self.table.open()).unwrap_or(u32::MAX);
+        let lives: BTreeSet<Life> = self.table.open().cloned().collect();
+        let open = u32::try_from(lives.len()).unwrap_or(u32::MAX);
+        self.start.sessions.set_open(lives);
         metrics::gauge!(Metric::SessionsOpen.name()).set(f64::from(open));
     }
 }

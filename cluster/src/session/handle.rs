@@ -3,7 +3,12 @@
 //! Called by everybody who asks another node something. A question to this node itself is answered without a session.
 //! Bounds: a deadline for each question.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -38,6 +43,8 @@ struct Inner {
     me: Life,
     ops: Ops,
     snapshots: watch::Receiver<Arc<Snapshot>>,
+    /// To whom sessions are open now; written by the actor.
+    open: RwLock<BTreeSet<Life>>,
 }
 
 impl std::fmt::Debug for SessionsHandle {
@@ -50,7 +57,7 @@ impl SessionsHandle {
     /// For this node, answering `ops` and finding others in the directory's `snapshots`.
     #[must_use]
     pub fn new(node: NodeId, incarnation: Incarnation, ops: Ops, snapshots: watch::Receiver<Arc<Snapshot>>) -> Self {
-        let inner = Inner { handle: Handle::new(), me: (node, incarnation), ops, snapshots };
+        let inner = Inner { handle: Handle::new(), me: (node, incarnation), ops, snapshots, open: RwLock::default() };
         Self { inner: Arc::new(inner) }
     }
 
@@ -96,6 +103,17 @@ impl SessionsHandle {
         if let Err(error) = self.inner.handle.cast(SessionsMsg::Incoming(stream, from)) {
             tracing::debug!(%from, %error, "a session was not taken");
         }
+    }
+
+    /// Whether a session to this life of a node is open, so that a question to it costs no handshake.
+    #[must_use]
+    pub fn is_open(&self, node: &NodeId, incarnation: Incarnation) -> bool {
+        let open = self.inner.open.read().unwrap_or_else(PoisonError::into_inner);
+        open.contains(&(node.clone(), incarnation))
+    }
+
+    pub(super) fn set_open(&self, open: BTreeSet<Life>) {
+        *self.inner.open.write().unwrap_or_else(PoisonError::into_inner) = open;
     }
 
     /// The operations this node answers.

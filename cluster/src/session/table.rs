@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -19,8 +20,10 @@ const PEERS_MAX: usize = 4096;
 const WAITERS_MAX: usize = 256;
 /// A session over which nothing was asked in either direction for this long is closed.
 const IDLE_MAX: Duration = Duration::from_secs(60);
-/// From the start of a dial to a session that is ready.
-const MAKING_MAX: Duration = Duration::from_secs(5);
+/// For a dial: longer than connection and handshake may take, or a second dial would begin beside the first one.
+const DIAL_MAX: Duration = Duration::from_secs(16);
+/// From the end of a dial to a session that is ready.
+const READY_MAX: Duration = Duration::from_secs(5);
 /// A session to somebody who is not, or no longer, a member is closed after this long.
 const STRANGER_MAX: Duration = Duration::from_secs(5);
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
@@ -51,8 +54,11 @@ pub(super) struct Swept<S, W> {
 }
 
 struct Peer<S, W> {
+    /// Where it was when somebody last had a question for it.
+    address: Option<SocketAddr>,
     session: Option<S>,
     waiters: Vec<W>,
+    /// Until when the session in the making has to have come so far.
     making: Option<Instant>,
     failures: u32,
     not_before: Instant,
@@ -68,6 +74,23 @@ pub(super) struct Table<S, W> {
 impl<S: Clone, W> Table<S, W> {
     pub(super) fn new() -> Self {
         Self { peers: BTreeMap::new() }
+    }
+
+    /// `life` is at this address now. When it was at another one, that was another process of its name: nothing that was
+    /// made with it counts. The session to it, to be closed.
+    pub(super) fn found_at(&mut self, life: &Life, address: SocketAddr, now: Instant) -> Option<S> {
+        if !self.peers.contains_key(life) && self.peers.len() >= PEERS_MAX {
+            return None;
+        }
+        let peer = self.peer(life, now);
+        let before = peer.address.replace(address);
+        if before.is_none_or(|before| before == address) {
+            return None;
+        }
+        peer.failures = 0;
+        peer.not_before = now;
+        peer.making = None;
+        peer.session.take()
     }
 
     /// Somebody has a question for `life`.
@@ -90,7 +113,7 @@ impl<S: Clone, W> Table<S, W> {
         if peer.making.is_some() {
             return Next::Wait;
         }
-        peer.making = Some(now);
+        peer.making = Some(now + DIAL_MAX);
         Next::Dial
     }
 
@@ -103,6 +126,13 @@ impl<S: Clone, W> Table<S, W> {
         peer.not_before = now;
         peer.used = now;
         std::mem::take(&mut peer.waiters)
+    }
+
+    /// A dial has ended well: what follows is soon over.
+    pub(super) fn dialled(&mut self, life: &Life, now: Instant) {
+        if let Some(peer) = self.peers.get_mut(life).filter(|peer| peer.making.is_some()) {
+            peer.making = Some(now + READY_MAX);
+        }
     }
 
     /// A dial failed, or what came of it never became ready. `jitter` is 0 to 1.
@@ -132,7 +162,7 @@ impl<S: Clone, W> Table<S, W> {
     /// Gives up what took too long, what is idle, and what belongs to nobody any more.
     pub(super) fn sweep(&mut self, is_member: impl Fn(&Life) -> bool, now: Instant, jitter: f64) -> Swept<S, W> {
         let mut swept = Swept { close: Vec::new(), fail: Vec::new() };
-        let overdue = |peer: &Peer<S, W>| peer.making.is_some_and(|since| now - since > MAKING_MAX);
+        let overdue = |peer: &Peer<S, W>| peer.making.is_some_and(|until| now > until);
         let late: Vec<Life> =
             self.peers.iter().filter(|(_, peer)| overdue(peer)).map(|(life, _)| life.clone()).collect();
         for life in late {
@@ -154,12 +184,13 @@ impl<S: Clone, W> Table<S, W> {
     }
 
     /// Sessions that are ready.
-    pub(super) fn open(&self) -> usize {
-        self.peers.values().filter(|peer| peer.session.is_some()).count()
+    pub(super) fn open(&self) -> impl Iterator<Item = &Life> {
+        self.peers.iter().filter(|(_, peer)| peer.session.is_some()).map(|(life, _)| life)
     }
 
     fn peer(&mut self, life: &Life, now: Instant) -> &mut Peer<S, W> {
         self.peers.entry(life.clone()).or_insert_with(|| Peer {
+            address: None,
             session: None,
             waiters: Vec::new(),
             making: None,
@@ -186,9 +217,24 @@ mod tests {
         assert_eq!(table.want(&life(1), 2, now), Next::Wait);
         assert_eq!(table.ready(&life(1), 9, now), [1, 2]);
         assert_eq!(table.want(&life(1), 3, now), Next::Ask(9, 3));
-        assert_eq!(table.open(), 1);
+        assert_eq!(table.open().count(), 1);
         table.closed_where(|session| *session == 9);
         assert_eq!(table.want(&life(1), 4, now), Next::Dial);
+    }
+
+    #[test]
+    fn mem_07_a_life_at_another_address_is_another_process() {
+        let (mut table, now) = (Table::<u8, u8>::new(), Instant::now());
+        let [one, other]: [SocketAddr; 2] = [([10, 0, 0, 1], 7).into(), ([10, 0, 0, 2], 7).into()];
+        assert_eq!(table.want(&life(1), 1, now), Next::Dial);
+        assert_eq!(table.found_at(&life(1), one, now), None);
+        assert_eq!(table.failed(&life(1), now, 1.0), [1]);
+        assert!(matches!(table.want(&life(1), 2, now), Next::NotNow(..)));
+        assert_eq!(table.found_at(&life(1), other, now), None);
+        assert_eq!(table.want(&life(1), 3, now), Next::Dial, "the failures were another one's");
+        assert_eq!(table.ready(&life(1), 9, now), [3]);
+        assert_eq!(table.found_at(&life(1), other, now), None);
+        assert_eq!(table.found_at(&life(1), one, now), Some(9));
     }
 
     #[test]
@@ -217,11 +263,13 @@ mod tests {
         let members = |life: &Life| life.1 != Incarnation(2);
         assert!(table.sweep(members, start + STRANGER_MAX, 0.0).close.is_empty());
         let swept = table.sweep(members, start + STRANGER_MAX + Duration::from_millis(1), 0.0);
-        assert_eq!((swept.close, swept.fail), (vec![2], vec![33]), "no member any more; never became ready");
+        assert_eq!((swept.close, swept.fail), (vec![2], Vec::new()), "no member any more");
+        let swept = table.sweep(|_: &Life| true, start + DIAL_MAX + Duration::from_millis(1), 0.0);
+        assert_eq!((swept.close, swept.fail), (Vec::new(), vec![33]), "never became ready");
         table.touched(&life(1), start + Duration::from_secs(30));
         assert!(table.sweep(members, start + Duration::from_secs(70), 0.0).close.is_empty());
         assert_eq!(table.sweep(members, start + Duration::from_secs(95), 0.0).close, [1]);
-        assert_eq!(table.open(), 0);
+        assert_eq!(table.open().count(), 0);
     }
 
     #[test]

@@ -46,8 +46,9 @@ pub const HANDSHAKES_MAX: usize = 128;
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(5);
 /// A handshake younger than this never makes way for a newer connection.
 pub const HANDSHAKE_GRACE: Duration = Duration::from_secs(1);
-/// Longest TCP connect.
-pub const DIAL_TIME_MAX: Duration = Duration::from_secs(3);
+/// Longest TCP connect: time for several attempts, each with lost SYNs. A dial to a node that is declared down meanwhile ends
+/// at once.
+pub const DIAL_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long unacknowledged data may stay unacknowledged before the kernel breaks a connection.
 pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long streams may go on over a link whose key was removed from the cluster.

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 
 use starling_cluster::{
     discovery::{Ask, Told},
-    membership::{EXCHANGE_MAX, Peer, Proof, VERIFY_MAX},
+    membership::{EXCHANGE_MAX, Look, Peer, Proof, VERIFY_MAX},
 };
 
 use super::{Event, World, directory::unanswered, index};
@@ -43,7 +43,7 @@ pub(in crate::sim) struct Line {
 
 pub(in crate::sim) enum Question {
     Exchange(Vec<u8>),
-    Verify,
+    Verify(Look),
     /// With the ticket under which the directory asks.
     Directory(u64, Ask),
 }
@@ -52,6 +52,8 @@ pub(in crate::sim) enum Answer {
     Exchanged(Vec<u8>),
     ExchangeFailed,
     Verified(Proof),
+    /// Somebody listens where it was knocked, or the host is silent: neither tells anything.
+    Knocked,
     Directory(u64, Option<Told>),
 }
 
@@ -61,6 +63,7 @@ impl Answer {
         match self {
             Self::Exchanged(_) | Self::ExchangeFailed => Self::ExchangeFailed,
             Self::Verified(_) => Self::Verified(Proof::Silent),
+            Self::Knocked => Self::Knocked,
             Self::Directory(ticket, _) => unanswered(ticket),
         }
     }
@@ -75,10 +78,10 @@ impl World {
         self.connect(line, Question::Exchange(ask));
     }
 
-    pub(super) fn verify(&mut self, slot: usize, peer: Peer) {
+    pub(super) fn verify(&mut self, slot: usize, peer: Peer, look: Look) {
         self.looks += 1;
         let line = self.line(slot, peer, VERIFY_PATIENCE);
-        self.connect(line, Question::Verify);
+        self.connect(line, Question::Verify(look));
     }
 
     pub(super) fn line(&self, asker: usize, peer: Peer, patience: Micros) -> Line {
@@ -106,7 +109,7 @@ impl World {
         match &question {
             Question::Exchange(ask) => self.count(line.asker, ask.len()),
             Question::Directory(_, ask) => self.count(line.asker, encoded_len(ask)),
-            Question::Verify => {}
+            Question::Verify(_) => {}
         }
         self.queue.add(at, Event::Call(Call::Ask(line, question)));
     }
@@ -119,7 +122,8 @@ impl World {
     fn give_up(&mut self, line: Line, question: &Question) {
         let answer = match question {
             Question::Exchange(_) => Answer::ExchangeFailed,
-            Question::Verify => Answer::Verified(Proof::Silent),
+            Question::Verify(Look::Knock) => Answer::Knocked,
+            Question::Verify(Look::Visit) => Answer::Verified(Proof::Silent),
             Question::Directory(ticket, _) => unanswered(*ticket),
         };
         self.answer_at(line.deadline, line, answer);
@@ -133,7 +137,7 @@ impl World {
         }
         let answer = match question {
             Question::Exchange(_) => Answer::ExchangeFailed,
-            Question::Verify => Answer::Verified(Proof::Refused),
+            Question::Verify(_) => Answer::Verified(Proof::Refused),
             Question::Directory(ticket, _) => unanswered(*ticket),
         };
         self.answer_at(self.now + travel, line, answer);
@@ -177,7 +181,8 @@ impl World {
 
     fn asked(&mut self, slot: usize, line: Line, question: Question) {
         let answer = match question {
-            Question::Verify => {
+            Question::Verify(Look::Knock) => Answer::Knocked,
+            Question::Verify(Look::Visit) => {
                 let node = &self.nodes[slot];
                 let same =
                     self.name_of(&line.peer.node) == Some(node.name) && line.peer.incarnation.0 == u64::from(node.life);
@@ -226,6 +231,7 @@ impl World {
             }
             Answer::Directory(ticket, told) => self.direct_told(slot, ticket, told),
             Answer::ExchangeFailed => self.tell(slot, |driver, now| driver.exchange_failed(now)),
+            Answer::Knocked => {}
             Answer::Verified(proof) => {
                 let Peer { node, incarnation, .. } = line.peer;
                 self.tell(slot, |driver, now| driver.verified(&node, incarnation, proof, now));

@@ -7,7 +7,10 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use starling_ids::{Incarnation, NodeId};
 
 use super::pure::{endpoint, members, name, record, worker};
-use crate::{discovery::*, membership::Rumour};
+use crate::{
+    discovery::*,
+    membership::{Rumour, place},
+};
 
 fn engine() -> DirectoryEngine {
     let own = record(NodeId::new("me").expect("name"), 1, 1, 1);
@@ -56,13 +59,14 @@ fn feed(engine: &mut DirectoryEngine, bytes: &[u8], now: Duration) {
 fn corpus() -> Vec<Vec<u8>> {
     let full = record(name(3), 1, 9, 4);
     let newer = record(name(3), 1, 12, 2);
-    let entry =
-        |at, version| Entry { node: name(at), stamp: Stamp { incarnation: Incarnation(1), version, whole: true } };
+    let (incarnation, place) = (Incarnation(1), place(full.address));
+    let entry = |at, version| Entry { node: name(at), stamp: Stamp { incarnation, place, version, whole: true } };
     let want = Want { node: NodeId::new("me").expect("name"), incarnation: Incarnation(1), since: 0 };
     let changes = vec![SmallChange::Lifecycle(endpoint_hash(&endpoint(1)), Lifecycle::Draining)];
     let rumour = Rumour {
         node: name(3),
         incarnation: Incarnation(1),
+        place,
         version: 10,
         delta: Some(RecordDelta { since: 9, changes }),
         teller: None,
@@ -134,7 +138,7 @@ fn what_is_over_a_bound_is_refused_unread() {
     let want = Want { node: name(1), incarnation: Incarnation(1), since: 0 };
     assert!(!Ask::Pull { vital: true, wants: vec![want; WANTS_MAX + 1] }.is_bounded());
     assert!(!Ask::List(vec![0; BUCKETS + 1], None).is_bounded());
-    let stamp = Stamp { incarnation: Incarnation(1), version: 1, whole: true };
+    let stamp = Stamp { incarnation: Incarnation(1), place: 0, version: 1, whole: true };
     let entries = vec![Entry { node: name(1), stamp }; ENTRIES_MAX + 1];
     assert!(!Ask::Hint(entries.clone()).is_bounded() && !Told::Entries(entries, false).is_bounded());
     assert!(!Told::Sums(vec![0; 3]).is_bounded());

@@ -120,12 +120,12 @@ fn dial() -> Dial {
 
 /// Without TLS whoever answers at the address is taken for the member.
 fn visit() -> Visit {
-    Arc::new(|peer| {
+    Arc::new(|peer, _look| {
         Box::pin(async move {
             match TcpStream::connect(peer.address).await {
-                Ok(_) => Proof::Alive,
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Proof::Refused,
-                Err(_) => Proof::Silent,
+                Ok(_) => Some(Proof::Alive),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Some(Proof::Refused),
+                Err(_) => Some(Proof::Silent),
             }
         })
     })

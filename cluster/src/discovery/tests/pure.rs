@@ -13,7 +13,7 @@ use starling_ids::{EndpointName, Incarnation, ModelId, NodeId};
 
 use crate::{
     discovery::*,
-    membership::{MemberView, Rumour},
+    membership::{MemberView, Rumour, place},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -73,7 +73,8 @@ fn names(snapshot: &Snapshot) -> Vec<&str> {
 }
 
 fn rumour(node: NodeId, incarnation: u64, version: u64, delta: Option<RecordDelta>) -> Rumour {
-    Rumour { node, incarnation: Incarnation(incarnation), version, delta, teller: None }
+    let place = place(SocketAddr::from(([10, 0, 0, 1], 7)));
+    Rumour { node, incarnation: Incarnation(incarnation), place, version, delta, teller: None }
 }
 
 #[test]
@@ -88,6 +89,42 @@ fn members_are_listed_sorted_before_and_after_their_record_came() {
     assert!(core.wanted().contains(&name(9)));
     assert_eq!(core.offer(Patch::whole(&record(name(9), 1, 5, 2), 0)), Ok(true));
     assert!(!core.wanted().contains(&name(9)));
+}
+
+/// Two processes of one name met; gossip has settled on the one at the other address, in the same life.
+#[test]
+fn mem_07_a_record_belongs_to_a_process_and_not_to_a_name() {
+    let mut core = core(&[(3, 1)]);
+    let loser = record(name(3), 1, 9, 2);
+    let elsewhere = SocketAddr::from(([10, 0, 0, 2], 7));
+    let winner = NodeRecord { address: elsewhere, ..record(name(3), 1, 4, 1) };
+    assert_eq!(core.offer(Patch::whole(&loser, 0)), Ok(true));
+    assert_eq!(core.offer(Patch::whole(&winner, 0)), Err(Refused::Stale), "gossip knows the other one");
+    let before = core.tally().root();
+    let moved = MemberView { address: elsewhere, ..member(name(3), 1) };
+    let turnover = core.set_members(&[(name(3), moved)].into());
+    assert_eq!((turnover.new, turnover.over), (vec![name(3)], vec![(name(3), Incarnation(1))]));
+    assert_eq!(core.snapshot().nodes[1].record.address, elsewhere, "dialled where it is");
+    assert!(core.record(&name(3)).is_none() && core.wanted().contains(&name(3)));
+    assert_eq!(core.hear(&rumour(name(3), 1, 10, None)), Heard::Nothing, "the other one's news");
+    assert_eq!(core.offer(Patch::whole(&loser, 0)), Err(Refused::Stale));
+    let told = Rumour { place: place(elsewhere), ..rumour(name(3), 1, 4, None) };
+    assert_eq!(core.hear(&told), Heard::Wanted);
+    assert_eq!(core.offer(Patch::whole(&winner, 0)), Ok(true), "although its version is lower");
+    assert!(core.wanted().is_empty());
+    assert_ne!(core.tally().root(), before);
+    let same = NodeRecord { address: loser.address, ..winner.clone() };
+    let mut other = core_of(&same);
+    assert_ne!(other.tally().root(), core.tally().root(), "a comparison finds who holds the wrong one");
+    other.set_members(&[(name(3), MemberView { address: elsewhere, ..member(name(3), 1) })].into());
+    assert_eq!(other.offer(Patch::whole(&winner, 0)), Ok(true));
+    assert_eq!(other.tally().root(), core.tally().root());
+}
+
+fn core_of(held: &NodeRecord) -> DirectoryCore {
+    let mut core = core(&[(3, 1)]);
+    core.offer(Patch::whole(held, 0)).expect("taken");
+    core
 }
 
 #[test]
@@ -377,7 +414,12 @@ impl Net {
         let (wanted, now) = (self.own[other].get(), self.now);
         let entry = Entry {
             node: name(other),
-            stamp: Stamp { incarnation: Incarnation(1), version: wanted.version, whole: true },
+            stamp: Stamp {
+                incarnation: Incarnation(1),
+                place: place(wanted.address),
+                version: wanted.version,
+                whole: true,
+            },
         };
         if self.engines[at].core().record(&name(other)).is_some() {
             return;

@@ -11,7 +11,10 @@ use std::{
 use starling_ids::Incarnation;
 
 use super::pure::{Net, members, name, record};
-use crate::{discovery::*, membership::Rumour};
+use crate::{
+    discovery::*,
+    membership::{Rumour, place},
+};
 
 /// Bytes of user data in one gossip packet.
 const PACKET: usize = 1_300;
@@ -26,7 +29,7 @@ fn mem_18_a_record_of_20_models_has_a_vital_part_of_two_packets_and_small_change
     let (now, delta) = own.news();
     let one = rmp_serde::to_vec(&Patch::whole(&now, before.version)).expect("encodes").len();
     let (node, incarnation, version) = (name(499), Incarnation(u64::MAX), now.version);
-    let rumour = Rumour { node, incarnation, version, delta, teller: None };
+    let rumour = Rumour { node, incarnation, place: u32::MAX, version, delta, teller: None };
     let rumour = rmp_serde::to_vec(&rumour).expect("encodes").len();
     println!("20 instances: whole {whole} B, vital {vital} B, one changed instance {one} B, its rumour {rumour} B");
     assert!(vital < 2 * PACKET && vital * 3 < whole * 2, "{vital} of {whole}");
@@ -102,7 +105,8 @@ fn what_a_change_costs_at_10_000_nodes() {
     let begin = Instant::now();
     for version in 2..1_002 {
         let delta = Some(RecordDelta { since: 1, changes: changes.clone() });
-        let told = Rumour { node: name(77), incarnation: Incarnation(1), version, delta, teller: None };
+        let (node, incarnation, place) = (name(77), Incarnation(1), place(all[&name(77)].address));
+        let told = Rumour { node, incarnation, place, version, delta, teller: None };
         assert_eq!(core.hear(&told), Heard::Applied);
     }
     println!("a lifecycle change taken: {:?}", begin.elapsed() / 1_000);

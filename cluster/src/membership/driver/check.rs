@@ -1,14 +1,16 @@
 //! How the driver finds out whether a member that does not answer is dead, and who is told.
 //!
 //! A check begins with a failed probe, a broken link, or a death nearby that makes it look around. The member is pinged again
-//! and again and visited over TCP, both at once, while others ask it too. Any answer ends the check and nobody ever
-//! hears of it. Without one the member is first suspected aloud, so that it can refute, and declared down when the
-//! time of [`sizing::Class::suspicion`] since the first unanswered ping is over; sooner if its host says that nobody
-//! listens there.
+//! and again, while others ask it too; its door is knocked at over TCP, and later it is visited. Any answer ends the
+//! check and nobody ever hears of it. Without one the member is first suspected aloud, so that it can refute, and declared
+//! down when the time of [`sizing::Class::suspicion`] since the first unanswered ping is over; sooner if its host says
+//! that nobody listens there, and later, once, if it was heard meanwhile: it may only be slow.
 //!
-//! Who accuses must be well itself: unless somebody else has answered since the check began, nothing is said aloud. Then a
+//! Who accuses must be well itself: unless somebody else has answered since the check began, and again and again for
+//! [`WELL_FOR`], nothing is said aloud; a network that has just been mended carries one answer first. Until then a
 //! node that still hears others (they do not hear it) waits, and one that hears nobody keeps its judgement to
-//! itself and takes it back when it hears the member again.
+//! itself and takes it back when it hears the member again. A visit costs processor time on both sides, so there is none
+//! while this node's own timers run late: the others' do too, most likely.
 //!
 //! Called by the driver's tick and packets. Pure. Bounds: [`CHECKS_MAX`] checks, [`LOOKS_MAX`] looks around.
 
@@ -18,7 +20,9 @@ use foca::{Member, State};
 use rand::RngExt;
 use starling_ids::{Incarnation, NodeId};
 
-use super::{Driver, Effect, Proof, VERIFY_MAX, effects::peer, learn::PassOn, probe::FAILED};
+use super::{
+    Driver, Effect, Look, Proof, VERIFY_MAX, effects::peer, learn::PassOn, lifeline::CONNECTED, probe::FAILED,
+};
 use crate::membership::{Identity, identity::NameKey, sizing};
 
 /// Checks at a time. In the death of a whole rack the rest is found by later probes.
@@ -27,6 +31,12 @@ pub(super) const CHECKS_MAX: usize = 64;
 const PING_EVERY: Duration = Duration::from_millis(200);
 /// A check that its host leaves unanswered is spoken of after this long.
 const SPEAK_AFTER: Duration = Duration::from_secs(1);
+/// A visit begins this long after the first unanswered ping: on busy machines answers are late, and visits keep them busy.
+const VISIT_AFTER: Duration = Duration::from_millis(700);
+/// So long this node must have had answers of others before it declares a member down aloud: as many pings as fit.
+const WELL_FOR: Duration = Duration::from_secs(1);
+/// The same before it suspects one aloud.
+const WELL_TO_SPEAK: Duration = Duration::from_millis(300);
 /// Who has heard others within this time is not cut off, only not heard: longer than the period in which
 /// the others announce themselves to a member that they hold for down.
 const AUDIBLE: Duration = Duration::from_secs(6);
@@ -48,15 +58,20 @@ struct Check {
     begun: Duration,
     deadline: Duration,
     next_ping: Duration,
-    visit_over: Duration,
+    /// When it is visited, and then when the answer is late.
+    visit: Duration,
+    visited: bool,
     proof: Option<Proof>,
+    /// Since when others have answered this node without a long gap.
+    well_since: Option<Duration>,
     spoken: bool,
     heard: bool,
+    extended: bool,
 }
 
 /// A member that was pinged beside foca's probe.
 #[derive(Debug)]
-struct Look {
+struct Glance {
     id: Identity,
     begun: Duration,
     repeated: bool,
@@ -66,7 +81,7 @@ struct Look {
 #[derive(Debug, Default)]
 pub(super) struct Checks {
     of: BTreeMap<u64, Check>,
-    looks: Vec<Look>,
+    looks: Vec<Glance>,
     next_look: Duration,
     hints: Vec<(u64, Duration)>,
 }
@@ -76,6 +91,11 @@ impl Checks {
         let checks = self.of.values().map(|check| check.next_ping.min(check.deadline));
         let looks = self.looks.iter().map(|look| look.begun + if look.repeated { FAILED } else { FAILED / 2 });
         checks.chain(looks).min()
+    }
+
+    /// Since when a member is under check, if it is.
+    pub(super) fn begun(&self, key: u64) -> Option<Duration> {
+        self.of.get(&key).map(|check| check.begun)
     }
 
     /// This node stood still for a moment: the answers may be in its socket.
@@ -149,16 +169,21 @@ impl Driver {
             return;
         }
         let suspicion = self.lifeline.stretched(sizing::settings(self.class).suspicion);
-        self.effects.extend(peer(&id).map(Effect::Verify));
+        if !self.is_late() {
+            self.effects.extend(peer(&id).map(|peer| Effect::Verify(peer, Look::Knock)));
+        }
         let check = Check {
             swim: known.swim,
             begun,
             deadline: begun + suspicion,
             next_ping: self.now,
-            visit_over: self.now + VERIFY_MAX,
+            visit: begun + VISIT_AFTER,
+            visited: false,
             proof: None,
+            well_since: None,
             spoken: known.state() == State::Suspect,
             heard: false,
+            extended: false,
             id,
         };
         self.checks.of.insert(key, check);
@@ -180,36 +205,52 @@ impl Driver {
     }
 
     fn run_check(&mut self, key: u64) {
-        let Some(check) = self.checks.of.get(&key) else { return };
-        // Earlier answers say nothing about a node that was cut off since.
-        let well = self.lifeline.answered_beside(key).is_some_and(|at| at > check.begun);
-        let silent = check.proof == Some(Proof::Silent) || self.now >= check.visit_over;
-        if check.proof == Some(Proof::Refused) && self.now >= check.begun + FAILED {
+        let well = self.well_for(key);
+        let audible = self.lifeline.heard_beside(key).is_some_and(|at| at + AUDIBLE > self.now);
+        let suspicion = sizing::settings(self.class).suspicion;
+        let (now, late) = (self.now, self.is_late());
+        let Some(check) = self.checks.of.get_mut(&key) else { return };
+        if check.proof == Some(Proof::Refused) && now >= check.begun + FAILED {
             // The refusal itself came over the network: this node is connected. But a firewall refuses too, so the member has
             // the time to answer a ping.
             return self.declare_down(key, true);
         }
-        if self.now >= check.deadline {
-            let audible = self.lifeline.heard_beside(key).is_some_and(|at| at + AUDIBLE > self.now);
-            if well {
+        if now >= check.deadline {
+            if check.heard && !check.extended {
+                check.extended = true;
+                check.deadline = now + suspicion;
+            } else if well.is_some_and(|well| well >= WELL_FOR) {
                 return self.declare_down(key, true);
-            }
-            if !audible && !check.heard {
+            } else if well.is_none() && !audible && !check.heard {
                 return self.declare_down(key, false);
+            } else {
+                check.deadline = now + WAIT_ON;
             }
-            if let Some(check) = self.checks.of.get_mut(&key) {
-                check.deadline = self.now + WAIT_ON;
-            }
-            return;
         }
-        if well && !check.spoken && (silent || self.now >= check.begun + SPEAK_AFTER) {
+        if now >= check.visit && !check.visited && !late {
+            (check.visited, check.visit) = (true, now + VERIFY_MAX);
+            self.effects.extend(peer(&check.id).map(|peer| Effect::Verify(peer, Look::Visit)));
+        }
+        let silent = check.proof == Some(Proof::Silent) || (check.visited && now >= check.visit);
+        let speak = well.is_some_and(|well| well >= WELL_TO_SPEAK) && !check.spoken;
+        if speak && (silent || now >= check.begun + SPEAK_AFTER) {
             self.speak_of(key);
         }
-        if let Some(check) = self.checks.of.get_mut(&key).filter(|check| check.next_ping <= self.now) {
-            check.next_ping = self.now + PING_EVERY;
+        if let Some(check) = self.checks.of.get_mut(&key).filter(|check| check.next_ping <= now) {
+            check.next_ping = now + PING_EVERY;
             let (id, swim, spoken) = (check.id.clone(), check.swim, check.spoken);
             self.ping(&id, 0, spoken.then(|| Member::new(id.clone(), swim, State::Suspect)));
         }
+    }
+
+    /// How long others have answered this node since the check of `key` began; `None`: nobody has of late. Earlier answers
+    /// say nothing about a node that was cut off since.
+    fn well_for(&mut self, key: u64) -> Option<Duration> {
+        let answered = self.lifeline.answered_beside(key);
+        let check = self.checks.of.get_mut(&key)?;
+        let well = answered.is_some_and(|at| at > check.begun && at + CONNECTED >= self.now);
+        check.well_since = check.well_since.or(answered).filter(|_| well);
+        check.well_since.map(|since| self.now.saturating_sub(since))
     }
 
     fn speak_of(&mut self, key: u64) {
@@ -245,7 +286,7 @@ impl Driver {
     }
 
     fn run_looks(&mut self) {
-        let due: Vec<Look> = {
+        let due: Vec<Glance> = {
             let now = self.now;
             self.checks
                 .looks
@@ -257,7 +298,7 @@ impl Driver {
                 self.begin_check(look.id, look.begun);
             } else {
                 self.ping(&look.id, 0, None);
-                self.checks.looks.push(Look { repeated: true, ..look });
+                self.checks.looks.push(Glance { repeated: true, ..look });
             }
         }
         if self.now < self.checks.next_look || !self.must_look_around() {
@@ -268,7 +309,7 @@ impl Driver {
             let known = self.checks.of.contains_key(&id.key()) || self.checks.looks.iter().any(|look| look.id == id);
             if !known && self.checks.looks.len() < LOOKS_MAX {
                 self.ping(&id, 0, None);
-                self.checks.looks.push(Look { id, begun: self.now, repeated: false });
+                self.checks.looks.push(Glance { id, begun: self.now, repeated: false });
             }
         }
     }

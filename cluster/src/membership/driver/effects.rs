@@ -41,8 +41,8 @@ pub enum Effect {
     /// Exchange all that is known with this member over TCP: [`super::Driver::exchange_open`] says how to begin.
     Exchange(Peer),
     /// Find out over TCP whether this member lives, and say so through [`super::Driver::verified`] within
-    /// [`VERIFY_MAX`].
-    Verify(Peer),
+    /// [`VERIFY_MAX`]. Where that cannot be done now, nothing needs to be said.
+    Verify(Peer, Look),
     /// Another living process claims this node's name and has lost to it. The process may be told of again.
     NameClash(Identity),
 }
@@ -63,6 +63,15 @@ pub(super) fn peer(id: &Identity) -> Option<Peer> {
     Some(Peer { node: id.node.clone()?, incarnation: id.incarnation, address: id.address() })
 }
 
+/// How closely to look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Whether anybody listens there at all: costs both sides next to nothing. Only [`Proof::Refused`] is of interest.
+    Knock,
+    /// Whether the member itself answers: over what connects the two already, else with a handshake.
+    Visit,
+}
+
 /// What a look over TCP has shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
@@ -76,7 +85,7 @@ pub enum Proof {
 
 /// Longest wait for the answer to [`Effect::Verify`]; a later one is taken for [`Proof::Silent`]. Below the shortest
 /// suspicion, so that the answer counts.
-pub const VERIFY_MAX: Duration = Duration::from_millis(1500);
+pub const VERIFY_MAX: Duration = Duration::from_millis(1200);
 
 /// Why this node cannot be a member under its name.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -110,9 +110,11 @@ impl Driver {
     pub fn exchange_serve(&mut self, ask: &[u8], now: Duration) -> Result<Vec<u8>, Dropped> {
         self.observe(now);
         let ask = Ask::decode(ask).ok_or(Dropped::Malformed)?;
+        let teller = ask.from.id().key();
         self.learn(vec![ask.from], PassOn::Yes);
         self.believe(&ask.brings);
-        self.learn(ask.brings, PassOn::IfFew);
+        let brings = self.question_deaths(teller, ask.brings);
+        self.learn(brings, PassOn::IfFew);
         let own = self.own_member();
         let (mut answered, mut later, mut planned) = (Vec::new(), Vec::new(), 0);
         for (at, digest, theirs) in ask.offered {
@@ -140,6 +142,7 @@ impl Driver {
         let joining = self.now < self.exchange.joined + AFTER_JOIN[AFTER_JOIN.len() - 1];
         let pass_on = if joining { PassOn::No } else { PassOn::IfFew };
         self.believe(&members);
+        let members = self.question_deaths(from_key, members);
         let news = self.learn(members, pass_on);
         self.follow_up(news);
         let brings = self.members_of(&answered).into_iter().filter(|mine| mine.id().key() != from_key);

@@ -34,6 +34,7 @@ impl Driver {
         let src = &header.src;
         self.lifeline.hear(src.key(), self.now);
         self.checks.hear(src.key());
+        self.hearsay.settle(src.key());
         self.forgive(src);
         self.learn(vec![Member::new(src.clone(), header.src_incarnation, State::Alive)], PassOn::Yes);
         // Who is down may be outdated in all it says. foca will tell it.
@@ -43,6 +44,7 @@ impl Driver {
         if self.lifeline.is_connected(self.now) {
             self.believe(&updates);
         }
+        let updates = self.question_deaths(src.key(), updates);
         self.learn(updates, PassOn::Yes);
         match &header.message {
             Message::Ack(_) => self.answered(src),
@@ -105,6 +107,7 @@ impl Driver {
         let was_suspect = self.index.get(key).is_some_and(|known| known.state() == State::Suspect);
         self.index.set(update);
         self.unshared.remove(&key);
+        self.hearsay.settle(key);
         // Of a change of mind about a suspect foca says nothing.
         self.outbox.members_changed |= was_suspect || update.state() == State::Suspect;
         if update.state() != State::Suspect {

@@ -6,7 +6,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 /// Who has had no answer for this long is not connected, as far as it knows: four probes.
-const CONNECTED: Duration = Duration::from_secs(2);
+pub(super) const CONNECTED: Duration = Duration::from_secs(2);
 /// Deaths are remembered this long, to look for more of them.
 const DEATHS_KEPT: Duration = Duration::from_secs(3);
 /// Trouble counts up to this, and then doubles the time that others are given.

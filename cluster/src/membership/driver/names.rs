@@ -19,6 +19,8 @@ const CLASH_REJOINS: usize = 6;
 const CLASH_WINDOW: Duration = Duration::from_secs(10);
 /// Holders of names are told of their rivals no more often than this, by one node.
 const CLASH_TELL: Duration = Duration::from_millis(200);
+/// So often the one that gives a name up says so to its holder: packets get lost.
+const LAST_WORDS: usize = 3;
 
 impl Driver {
     /// Answers a question about a name, or learns that the own one is taken.
@@ -95,19 +97,31 @@ impl Driver {
         }
     }
 
+    /// The rival has given the name up, or will: also one that would outrank this node is refused before it joins.
     fn told_of_rival(&mut self, rival: Identity) {
         let own = self.foca.identity();
-        if rival.key() == own.key() && rival.address() != own.address() && own.beats(&rival) {
+        if rival.key() == own.key() && rival.address() != own.address() {
             self.effects.push(Effect::NameClash(rival));
         }
     }
 
-    /// Falls silent if `holder` has the better right to this node's name.
+    /// Falls silent if `holder` has the better right to this node's name, and tells it so with its last words: nobody
+    /// else may ever hear this node, and the operator over there should know of it too.
     pub(super) fn defer_to(&mut self, holder: &Identity, down: bool) {
         let own = self.foca.identity();
-        if holder.key() == own.key() && !holder.same_process(own) && holder.beats(own) {
-            self.fall_silent(Outranked { holder: Some(holder.clone()), down });
+        if self.silent || holder.key() != own.key() || holder.same_process(own) || !holder.beats(own) {
+            return;
         }
+        if !down && holder.address() != own.address() {
+            match message::word(&Word::Rival(own.clone())) {
+                Ok(payload) => {
+                    let said = Effect::Send { to: holder.address(), payload };
+                    self.effects.extend(std::iter::repeat_n(said, LAST_WORDS));
+                }
+                Err(error) => tracing::error!(%error, "a gossip word does not encode"),
+            }
+        }
+        self.fall_silent(Outranked { holder: Some(holder.clone()), down });
     }
 
     fn fall_silent(&mut self, why: Outranked) {
@@ -117,11 +131,21 @@ impl Driver {
         }
     }
 
+    /// Who was thought dead was cut off, or stood still: what it found out about others' deaths meanwhile is worth
+    /// nothing, and nobody else should hear it.
+    fn forget_accusations(&mut self) {
+        self.outbox.news.forget_accusations();
+        self.hearsay.clear();
+        let down = self.foca.iter_membership_state().filter(|member| !present(member.state()));
+        self.unshared.extend(down.map(|member| member.id().key()));
+    }
+
     /// The cluster thought this node dead and it came back under the next generation.
     pub(super) fn rejoined(&mut self) {
         self.next_seeds = self.now;
         self.outbox.own_swim = 0;
         self.outbox.members_changed = true;
+        self.forget_accusations();
         self.restart_checks();
         self.exchange_soon();
         // foca counts itself connected again only when it is told something.

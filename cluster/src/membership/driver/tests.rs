@@ -1,5 +1,6 @@
 //! Whole clusters of drivers on a virtual clock. Every failure names the seed that shows it.
 
+mod accused;
 mod cluster;
 
 use cluster::*;
@@ -464,6 +465,8 @@ fn mem_09_an_exchange_ends_the_belief_in_a_dead_member_and_does_not_hand_its_mem
     believes.import(vec![Member::alive(dead.clone())], SECOND);
     knows.import(vec![Member::down(dead.clone())], SECOND);
     exchange(&mut believes, &mut knows);
+    assert_eq!(believes.knows(&name("dead")), Some((Incarnation(4), false)), "not at the first word");
+    (1..=5).for_each(|step| believes.tick(SECOND + step * SECOND / 10));
     assert_eq!(believes.knows(&name("dead")), Some((Incarnation(4), true)));
     for asked in [&mut knows, &mut believes] {
         exchange(&mut fresh, asked);

@@ -222,8 +222,11 @@ impl Sim {
                 Effect::Rumour(rumour) => self.nodes[node].rumours.push(rumour),
                 Effect::NameClash(rival) => self.nodes[node].rivals.push(rival),
                 Effect::Exchange(with) => self.later(4 * latency, Event::Exchange { asker: node, with }),
-                Effect::Verify(whom) => {
+                Effect::Verify(whom, look) => {
                     let proof = self.visit(from, &whom);
+                    if look == Look::Knock && proof != Proof::Refused {
+                        continue;
+                    }
                     let wait = if proof == Proof::Silent { VERIFY_MAX } else { 4 * latency };
                     self.later(wait, Event::Visit { asker: node, whom, proof });
                 }
