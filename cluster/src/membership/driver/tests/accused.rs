@@ -17,7 +17,7 @@ fn all_listed(sim: &Sim, others: &[usize]) -> Result<(), (usize, usize)> {
 /// When a cut is mended the node hears one answer first, and has waited for all the others for long.
 #[test]
 fn a_node_whose_cut_is_mended_accuses_nobody() {
-    for seed in 100..106 {
+    for seed in 100..103 {
         for mute in [true, false] {
             let mut sim = Sim::joined(seed, 0.0, 10);
             let cut = if mute { &mut sim.mute } else { &mut sim.deaf };
