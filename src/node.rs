@@ -5,7 +5,7 @@
 
 use std::{
     net::{SocketAddr, UdpSocket},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -29,6 +29,7 @@ use starling_cluster::{
 use starling_engine::{EngineKind, LoadError, LoadedModel, ModelOptions};
 use starling_gateway::{Backend, GatewayConfig};
 use starling_ids::EndpointName;
+use starling_kv::tier::{DiskOptions, TierOptions};
 use thiserror::Error;
 
 use crate::{
@@ -75,6 +76,9 @@ pub enum StartError {
     /// An actor.
     #[error(transparent)]
     Actor(#[from] SuperviseError),
+    /// The folder of the disk tier.
+    #[error("kv-disk: {0}: {1}")]
+    Disk(PathBuf, std::io::Error),
     /// The HTTP server.
     #[error("HTTP: {0}")]
     Http(String),
@@ -212,7 +216,8 @@ impl Node {
             count: config.workers,
         });
         let policy = PolicyConfig::named(config.policy);
-        let options = NodeOptions { worker, router: config.roles.router, policy };
+        let tiers = tiers(config, mesh)?;
+        let options = NodeOptions { worker, router: config.roles.router, policy, tiers };
         let cast = step("cast", tree::Node::start(mesh, options)).await?;
         let ready = Arc::new(AtomicBool::new(false));
         let http = start_http(config, mesh, &cast, metrics, ready.clone()).await?;
@@ -255,6 +260,20 @@ fn keys(home: &Home) -> Result<KeyRing, KeyError> {
 }
 
 /// Loads the model on a thread that may block; nothing without the worker role.
+/// The tiers of each worker. The folder of the disk is looked at now, so that a wrong one is a failed start.
+fn tiers(config: &Config, mesh: &Mesh) -> Result<TierOptions, StartError> {
+    let disk = match config.kv_disk.as_ref().filter(|_| config.roles.worker) {
+        None => None,
+        Some(path) => {
+            // Nodes of one machine may share a disk.
+            let folder = path.join(mesh.node().as_str());
+            std::fs::create_dir_all(&folder).map_err(|error| StartError::Disk(folder.clone(), error))?;
+            Some(DiskOptions { folder, bytes: config.kv_disk_size, file: None })
+        }
+    };
+    Ok(TierOptions { host_bytes: config.kv_host, disk })
+}
+
 async fn load_model(config: &Config) -> Result<Option<Arc<dyn LoadedModel>>, StartError> {
     if !config.roles.worker {
         return Ok(None);

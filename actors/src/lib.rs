@@ -6,6 +6,7 @@
 //! asks for tokens.
 
 mod announce;
+pub mod cache_report;
 mod cards;
 pub mod client;
 pub mod generate;

@@ -36,6 +36,9 @@ fn valid(name: &str) -> EndpointName {
 /// `Vec<Receipt>`.
 pub const OP_RECEIPTS: &str = "router/receipts";
 
+/// The operation of a worker node that tells the caches of its workers: takes nothing, answers `Vec<CacheRow>`.
+pub const OP_CACHES: &str = "worker/caches";
+
 #[cfg(test)]
 mod tests {
     use super::*;

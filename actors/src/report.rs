@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use starling_engine::EngineLoad;
 use starling_ids::{BlockHash, Incarnation, WorkerId};
-use starling_kv::events::EventBatch;
+use starling_kv::{events::EventBatch, index::Tier};
 
 use crate::route::rates::Rates;
 
@@ -34,8 +34,11 @@ pub struct InventoryPart {
     pub seq: u64,
     /// Whether another part follows.
     pub more: bool,
-    /// (parent, block), parents before children, also across parts.
+    /// (parent, block), parents before children, also across parts; in no order on a lower tier.
     pub blocks: Vec<(Option<BlockHash>, BlockHash)>,
+    /// Where they lie: one tier a part.
+    #[serde(default)]
+    pub tier: Tier,
 }
 
 /// A worker's own account of how busy it is.
@@ -105,7 +108,8 @@ mod tests {
     fn a_part_of_an_inventory_fits_a_frame() {
         let blocks = (0..INVENTORY_PART_BLOCKS as u128).map(|at| (Some(BlockHash(!at)), BlockHash(at << 64))).collect();
         let worker = WorkerId { node: NodeId::new(&"n".repeat(48)).expect("name"), index: u16::MAX };
-        let part = InventoryPart { worker, incarnation: Incarnation(u64::MAX), seq: u64::MAX, more: true, blocks };
+        let (incarnation, tier) = (Incarnation(u64::MAX), Tier::Disk);
+        let part = InventoryPart { worker, incarnation, seq: u64::MAX, more: true, blocks, tier };
         let bytes = rmp_serde::to_vec(&WorkerNews::Inventory(part.clone())).expect("encodes");
         assert!(bytes.len() <= 60 * 1024, "{}", bytes.len());
         let back: WorkerNews = rmp_serde::from_slice(&bytes).expect("decodes");

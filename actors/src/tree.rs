@@ -26,9 +26,11 @@ use starling_cluster::{
 };
 use starling_engine::LoadedModel;
 use starling_ids::{BlockHash, NodeId, RequestId, WorkerId};
+use starling_kv::tier::TierOptions;
 use thiserror::Error;
 
 use crate::{
+    cache_report::CacheRow,
     cards,
     client::ClusterClient,
     indexer::{Indexer, IndexerArgs, knowledge::Knowledge},
@@ -62,6 +64,8 @@ pub struct NodeOptions {
     pub router: bool,
     /// How its shard chooses.
     pub policy: PolicyConfig,
+    /// Tiers below each worker's device. Of the disk: the folder above those of the workers, and the bytes of each.
+    pub tiers: TierOptions,
 }
 
 /// Why the cast did not start.
@@ -103,7 +107,7 @@ impl Node {
         let (workers, shard, supervisors) = (Vec::new(), None, Vec::new());
         let mut node = Self { mesh: mesh.clone(), client, workers, shard, supervisors };
         if let Some(role) = options.worker {
-            node.start_workers(role).await?;
+            node.start_workers(role, &options.tiers).await?;
         }
         if let Some(knowledge) = knowledge {
             node.start_router(&view, &knowledge, options.policy).await?;
@@ -206,17 +210,18 @@ impl Node {
         }
     }
 
-    async fn start_workers(&mut self, role: WorkerRole) -> Result<(), NodeError> {
+    async fn start_workers(&mut self, role: WorkerRole, tiers: &TierOptions) -> Result<(), NodeError> {
         let supervisor = self.mesh.supervisor().child_supervisor("workers", Policy::default()).await?;
         self.supervisors.push(supervisor.clone());
         let bundle = cards::put(&self.mesh, role.model.bundle()).ok_or(NodeError::Bundle)?;
         for index in 0..role.count {
-            let shared = WorkerShared::new(&self.mesh, index, &role, Some(bundle));
+            let shared = WorkerShared::new(&self.mesh, index, &role, Some(bundle), tiers.clone());
             self.workers.push(shared.clone());
             let handle = shared.handle().clone();
             let make = move || (Worker, shared.clone());
             supervisor.add(child(index.to_string(), "worker", Restart::Permanent, &handle, make)).await?;
         }
+        serve_caches(&self.mesh, self.workers.clone());
         Ok(())
     }
 
@@ -239,6 +244,17 @@ impl Node {
         supervisor.add(child("shard", "router-shard", Restart::Permanent, &handle, make)).await?;
         Ok(())
     }
+}
+
+/// Answers what the caches of this node's workers hold.
+fn serve_caches(mesh: &Mesh, workers: Vec<Arc<WorkerShared>>) {
+    let answer = move |_from: NodeId, _body: Bytes| -> BoxFuture<'static, Result<Bytes, Fault>> {
+        let rows: Vec<CacheRow> = workers.iter().flat_map(|worker| worker.caches()).collect();
+        let bytes = rmp_serde::to_vec(&rows);
+        let answer = bytes.map(Bytes::from).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()));
+        Box::pin(std::future::ready(answer))
+    };
+    mesh.serve_op(names::OP_CACHES, Arc::new(answer));
 }
 
 /// Answers why requests went where they went, also to other nodes.

@@ -37,10 +37,12 @@ use starling_cluster::{
 };
 use starling_engine::{Capabilities, EngineLoad, LoadedModel};
 use starling_ids::{Incarnation, WorkerId};
+use starling_kv::tier::TierOptions;
 use tokio::sync::watch;
 
 use crate::{
     announce::{announce, withdraw},
+    cache_report::{self, CacheRow},
     cards, names,
     report::LoadReport,
     seat::{Seat, Seated},
@@ -63,6 +65,8 @@ pub struct WorkerShared {
     bundle: Option<BlobDigest>,
     /// `embedded`, `simulated`: for tables.
     pub(crate) engine: String,
+    /// The tiers below its device; the disk's folder is its own.
+    tiers: TierOptions,
     pub(crate) seat: Arc<Seat<Port>>,
     pub(crate) draining: AtomicBool,
     /// Requests accepted or about to be.
@@ -80,7 +84,16 @@ impl std::fmt::Debug for WorkerShared {
 }
 
 impl WorkerShared {
-    pub(crate) fn new(mesh: &Mesh, index: u16, role: &WorkerRole, bundle: Option<BlobDigest>) -> Arc<Self> {
+    pub(crate) fn new(
+        mesh: &Mesh,
+        index: u16,
+        role: &WorkerRole,
+        bundle: Option<BlobDigest>,
+        mut tiers: TierOptions,
+    ) -> Arc<Self> {
+        if let Some(disk) = &mut tiers.disk {
+            disk.folder.push(format!("worker-{index}"));
+        }
         let shared = Arc::new(Self {
             id: WorkerId { node: mesh.node().clone(), index },
             incarnation: mesh.incarnation(),
@@ -88,6 +101,7 @@ impl WorkerShared {
             model: role.model.clone(),
             bundle,
             engine: role.engine.clone(),
+            tiers,
             seat: Arc::default(),
             draining: AtomicBool::new(false),
             in_flight: watch::channel(0).0,
@@ -114,6 +128,13 @@ impl WorkerShared {
 
     pub(crate) fn handle(&self) -> &Handle<WorkerMsg> {
         &self.handle
+    }
+
+    /// Its caches in numbers, device first; empty while it starts.
+    pub(crate) fn caches(&self) -> Vec<CacheRow> {
+        let Some(port) = self.seat.now() else { return Vec::new() };
+        let (load, tiers) = (port.load.borrow().load, *port.tiers.borrow());
+        cache_report::rows(&self.id, &load, tiers.as_ref())
     }
 
     /// Takes nothing new from now on; what runs goes on.
@@ -206,10 +227,12 @@ impl Actor for Worker {
         let tasks = TaskOwner::new(STREAMS_MAX);
         let (commands, inbox) = sync_channel(COMMANDS_MAX);
         let (load_sender, load) = watch::channel(first_report(&shared));
+        let (tiers_told, tiers_seen) = watch::channel(None);
         let port = Arc::new(Port {
             commands: commands.clone(),
             cancels: Arc::new(Cancels::default()),
             load,
+            tiers: tiers_seen,
             pulse: Arc::new(Pulse::new()),
             limits: Arc::new(OnceLock::new()),
             tasks: tasks.tasks(),
@@ -224,6 +247,8 @@ impl Actor for Worker {
             load: load_sender,
             pulse: port.pulse.clone(),
             limits: port.limits.clone(),
+            tiers: shared.tiers.clone(),
+            tiers_told,
             // An actor that has ended needs no news.
             tell: Box::new(move |news| drop(myself.send_message(WorkerMsg::Engine(news)))),
         };

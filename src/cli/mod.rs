@@ -13,6 +13,7 @@ mod inspect;
 mod instances;
 mod join;
 mod keys;
+mod kv;
 mod nodes;
 mod sse;
 mod table;
@@ -72,6 +73,7 @@ enum Verb {
     Chat(chat::Chat),
     Config(config::ShowConfig),
     Keys(keys::Keys),
+    Kv(kv::Kv),
     #[command(hide = true)]
     Debug(debug::Debug),
 }
@@ -144,6 +146,7 @@ async fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Chat(chat) => Box::pin(chat.run()).await,
         Verb::Config(config) => config.run(),
         Verb::Keys(keys) => keys.run().await,
+        Verb::Kv(kv) => kv.run().await,
         Verb::Debug(debug) => debug.run().await,
     }
 }

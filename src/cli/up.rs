@@ -15,6 +15,8 @@ Examples:
   starling up --http 0.0.0.0:8000 --bind 10.0.0.5:7400
       clients and other machines can reach it
   starling up --model ~/models/Llama-3.2-1B.gguf --workers 1 --kv-mib 2048
+  starling up --kv-host 1GiB --kv-disk /var/cache/starling --kv-disk-size 50GiB
+      prompts' caches outlive the process
   starling up --engine simulated --http 127.0.0.1:0
       no model is needed; any free port
 

@@ -108,6 +108,12 @@ pub struct Config {
     pub threads: usize,
     /// KV memory of each worker in bytes.
     pub kv_bytes: usize,
+    /// Memory of each worker for blocks that leave its pool, bytes; 0 for none.
+    pub kv_host: u64,
+    /// Folder for blocks that leave the memory; `None` for no disk tier.
+    pub kv_disk: Option<PathBuf>,
+    /// Bytes of blocks of each worker in it.
+    pub kv_disk_size: u64,
     /// Sequences decoded together by one worker, 1 to 1024.
     pub sequences_max: u32,
     /// Sequences waiting at one worker, 1 to 65,536.
@@ -178,6 +184,9 @@ impl Config {
             workers: if roles.worker { narrow(workers) } else { 0 },
             threads: narrow(read.number("threads", 0..=1024)?),
             kv_bytes: narrow::<usize>(kv_mib).saturating_mul(1 << 20),
+            kv_host: read.bytes("kv-host", 0..=1 << 50)?,
+            kv_disk: read.path("kv-disk")?,
+            kv_disk_size: read.bytes("kv-disk-size", 1 << 20..=1 << 50)?,
             sequences_max: narrow(read.number("sequences-max", 1..=1024)?),
             waiting_max: narrow(read.number("waiting-max", 1..=65_536)?),
             batch_tokens_max: narrow(read.number("batch-tokens-max", 16..=65_536)?),
@@ -291,6 +300,16 @@ mod tests {
     }
 
     #[test]
+    fn tiers_are_sized_with_units() {
+        let flags = [("engine", "simulated"), ("kv-host", "2 GiB"), ("kv-disk", "/tmp/x"), ("kv-disk-size", "100MiB")];
+        let config = typed(false, &flags).unwrap();
+        assert_eq!((config.kv_host, config.kv_disk_size), (2 << 30, 100 << 20));
+        assert_eq!(config.kv_disk, Some(PathBuf::from("/tmp/x")));
+        let config = typed(false, &[("engine", "simulated"), ("kv-host", "4096")]).unwrap();
+        assert_eq!((config.kv_host, config.kv_disk), (4_096, None));
+    }
+
+    #[test]
     fn wrong_values_name_the_setting_the_source_and_the_rule() {
         for (name, text) in [
             ("workers", "0"),
@@ -302,6 +321,9 @@ mod tests {
             ("log", "xml"),
             ("log-level", "loud"),
             ("kv-mib", "7"),
+            ("kv-host", "2GB"),
+            ("kv-disk-size", "1000"),
+            ("kv-disk-size", "99999999TiB"),
             ("name", "Not A Name"),
             ("seeds", "host-without-port"),
             ("label", "=north"),

@@ -38,6 +38,23 @@ impl Reader<'_> {
         self.parsed(name)?.filter(|n| range.contains(n)).ok_or_else(|| self.wrong(name))
     }
 
+    /// A number of bytes in a range: a whole number, a binary unit may follow.
+    pub(super) fn bytes(&self, name: &'static str, range: RangeInclusive<u64>) -> Result<u64, ConfigError> {
+        let text = self.value(name).map_or("", |v| v.text.trim());
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let shift = match unit.trim() {
+            "" | "B" => 0,
+            "KiB" => 10,
+            "MiB" => 20,
+            "GiB" => 30,
+            "TiB" => 40,
+            _ => return Err(self.wrong(name)),
+        };
+        let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+        bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| self.wrong(name))
+    }
+
     /// A path, not empty.
     pub(super) fn path(&self, name: &'static str) -> Result<Option<PathBuf>, ConfigError> {
         match self.value(name) {

@@ -9,7 +9,7 @@ mod serve;
 
 pub use ask::{AskError, ask};
 pub use keys::{KeyRow, KeysAsk, KeysTold};
-pub use rows::{ActorRow, ClusterActors, InstanceRow, Missing, NodeRow, Why};
+pub use rows::{ActorRow, Caches, ClusterActors, InstanceRow, Missing, NodeRow, Why};
 pub use serve::serve;
 
 /// Names of the operations.
@@ -24,6 +24,8 @@ pub mod op {
     pub const ACTORS_LOCAL: &str = "node/actors-local";
     /// A request's id as text: answers `Why`.
     pub const WHY: &str = "node/why";
+    /// The caches of every worker: answers a [`super::Caches`].
+    pub const CACHES: &str = "node/caches";
     /// A [`super::KeysAsk`]: answers a [`super::KeysTold`].
     pub const KEYS: &str = "node/keys";
     /// A path: makes that actor panic; answers whether there is one.

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
-use starling_actors::route::receipt::Receipt;
+use starling_actors::{cache_report::CacheRow, route::receipt::Receipt};
 use starling_cluster::{
     discovery::{InstanceKind, Routable, Snapshot},
     supervise,
@@ -75,6 +75,15 @@ pub struct Why {
     /// The router's node and its receipt, in the order of the decisions on each.
     pub receipts: Vec<(String, Receipt)>,
     /// Routers that did not answer.
+    pub missing: Vec<Missing>,
+}
+
+/// The caches of every worker that answered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Caches {
+    /// A row for each tier, by worker, device first.
+    pub caches: Vec<CacheRow>,
+    /// Worker nodes that did not answer.
     pub missing: Vec<Missing>,
 }
 

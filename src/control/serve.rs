@@ -8,7 +8,11 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::{StreamExt, future::BoxFuture};
 use serde::Serialize;
-use starling_actors::{names::OP_RECEIPTS, route::receipt::Receipt};
+use starling_actors::{
+    cache_report::CacheRow,
+    names::{OP_CACHES, OP_RECEIPTS},
+    route::receipt::Receipt,
+};
 use starling_cluster::{
     discovery::InstanceKind,
     mesh::Mesh,
@@ -18,7 +22,7 @@ use starling_ids::NodeId;
 
 use super::{
     op,
-    rows::{ActorRow, ClusterActors, Missing, Why, actor_rows, instance_rows, node_rows},
+    rows::{ActorRow, Caches, ClusterActors, Missing, Why, actor_rows, instance_rows, node_rows},
 };
 
 const MEMBERS_AT_ONCE: usize = 16;
@@ -34,6 +38,7 @@ pub fn serve(mesh: &Mesh) {
     answer(mesh, op::INSTANCES, |mesh, _| Box::pin(async move { encode(&instance_rows(&mesh.snapshot())) }));
     answer(mesh, op::ACTORS_LOCAL, |mesh, _| Box::pin(async move { encode(&local_actors(&mesh)) }));
     answer(mesh, op::ACTORS, |mesh, _| Box::pin(async move { encode(&all_actors(&mesh).await) }));
+    answer(mesh, op::CACHES, |mesh, _| Box::pin(async move { encode(&caches(&mesh).await) }));
     answer(mesh, op::WHY, |mesh, body| Box::pin(async move { encode(&why(&mesh, body).await) }));
     answer(mesh, op::KEYS, |mesh, body| Box::pin(async move { super::keys::answer(&mesh, &body).await }));
     answer(mesh, op::PANIC, |mesh, body| {
@@ -81,6 +86,34 @@ async fn all_actors(mesh: &Mesh) -> ClusterActors {
 
 async fn ask_member(mesh: Mesh, node: NodeId) -> Result<Vec<ActorRow>, Missing> {
     let answer = mesh.call(&node, op::ACTORS_LOCAL, Bytes::new(), MEMBER_ANSWERS_WITHIN).await;
+    let rows = answer.and_then(|bytes| {
+        rmp_serde::from_slice(&bytes).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
+    });
+    rows.map_err(|fault| Missing { node: node.to_string(), reason: fault.to_string() })
+}
+
+/// Asks every node with workers for their caches.
+async fn caches(mesh: &Mesh) -> Caches {
+    let snapshot = mesh.snapshot();
+    let nodes: BTreeSet<NodeId> =
+        snapshot.instances(InstanceKind::Worker).map(|(view, _)| view.record.node.clone()).collect();
+    let asked = nodes.into_iter().map(|node| ask_caches(mesh.clone(), node));
+    let answers: Vec<_> = futures::stream::iter(asked).buffer_unordered(MEMBERS_AT_ONCE).collect().await;
+    let mut all = Caches { caches: Vec::new(), missing: Vec::new() };
+    for answer in answers {
+        match answer {
+            Ok(rows) => all.caches.extend(rows),
+            Err(missing) => all.missing.push(missing),
+        }
+    }
+    // A worker's own rows keep their order.
+    all.caches.sort_by(|a, b| a.worker.cmp(&b.worker));
+    all.missing.sort_by(|a, b| a.node.cmp(&b.node));
+    all
+}
+
+async fn ask_caches(mesh: Mesh, node: NodeId) -> Result<Vec<CacheRow>, Missing> {
+    let answer = mesh.call(&node, OP_CACHES, Bytes::new(), MEMBER_ANSWERS_WITHIN).await;
     let rows = answer.and_then(|bytes| {
         rmp_serde::from_slice(&bytes).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
     });

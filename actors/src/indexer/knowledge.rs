@@ -14,7 +14,7 @@ use std::{
 use starling_ids::{BlockHash, Incarnation, Metric, WorkerId};
 use starling_kv::{
     events::{EventBatch, EventCursor, WrongIncarnation},
-    index::{IndexError, IndexLimits, PrefixIndex},
+    index::{Cache, IndexError, IndexLimits, PrefixIndex, Tier},
 };
 
 use crate::report::{InventoryPart, LoadReport};
@@ -71,8 +71,8 @@ struct Followed {
     connected: bool,
     heard: Option<Duration>,
     report: Option<(Duration, LoadReport)>,
-    /// Parts of an inventory that is not whole yet.
-    parts: Vec<(Option<BlockHash>, BlockHash)>,
+    /// Parts of an inventory that is not whole yet, by tier.
+    parts: [Vec<(Option<BlockHash>, BlockHash)>; Tier::ALL.len()],
     /// How far the events were read; `None` before the inventory is whole.
     cursor: Option<EventCursor>,
 }
@@ -171,7 +171,7 @@ impl Knowledge {
 
     /// Who holds leading blocks of a chain, and how many.
     pub(crate) fn holders(&self, chain: &[BlockHash]) -> Vec<(WorkerId, u32)> {
-        let found = self.index.matches(chain, usize::MAX).into_iter();
+        let found = self.index.matches(chain, usize::MAX).into_iter().filter(|hit| hit.depth > 0);
         found.map(|hit| (hit.worker, u32::try_from(hit.depth).unwrap_or(u32::MAX))).collect()
     }
 
@@ -201,7 +201,7 @@ impl Knowledge {
         self.index.add_worker(worker.clone(), incarnation)?;
         inner.tokens += 1;
         let token = Token(inner.tokens);
-        let (heard, report, parts, cursor) = (None, None, Vec::new(), None);
+        let (heard, report, parts, cursor) = (None, None, Default::default(), None);
         let followed = Followed { token, incarnation, since, connected: false, heard, report, parts, cursor };
         inner.followed.insert(worker.clone(), followed);
         Ok(token)
@@ -228,7 +228,7 @@ impl Knowledge {
         let mut inner = self.write();
         let followed = inner.by(worker, token)?;
         followed.connected = connected;
-        followed.parts.clear();
+        followed.parts = Default::default();
         followed.cursor = None;
         Ok(())
     }
@@ -239,7 +239,7 @@ impl Knowledge {
         let mut inner = self.write();
         let followed = inner.by(worker, token)?;
         followed.heard = Some(now);
-        followed.parts.extend(part.blocks);
+        followed.parts[part.tier as usize].extend(part.blocks);
         if part.more {
             return Ok(());
         }
@@ -247,7 +247,13 @@ impl Knowledge {
         let mut cursor = EventCursor::new(followed.incarnation);
         cursor.resynced(part.incarnation, part.seq)?;
         followed.cursor = Some(cursor);
-        self.index.reset(worker, part.incarnation, &blocks)?;
+        self.index.reset(worker, part.incarnation, &blocks[Tier::Device as usize])?;
+        for tier in [Tier::Host, Tier::Disk] {
+            let (cache, blocks) = (Cache { rank: 0, tier }, &blocks[tier as usize]);
+            if !blocks.is_empty() || !self.index.held(worker, cache, None).is_empty() {
+                self.index.reset_in(worker, part.incarnation, cache, blocks)?;
+            }
+        }
         metrics::counter!(Metric::IndexResyncs.name()).increment(1);
         self.gauge();
         Ok(())

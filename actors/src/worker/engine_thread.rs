@@ -21,6 +21,7 @@ use starling_engine::{
     Capabilities, Engine, EngineLimits, LoadedModel, SequenceDelta, SequenceId, SequenceRequest, StepOutput,
 };
 use starling_ids::{Incarnation, WorkerId};
+use starling_kv::tier::{TierOptions, TierStats};
 use tokio::sync::{mpsc, watch};
 
 use super::{
@@ -33,6 +34,9 @@ use crate::report::LoadReport;
 
 /// Longest wait for a command while an engine says it is idle with requests in it.
 const RECHECK: Duration = Duration::from_millis(20);
+
+/// How long an engine that ends in order may write what is to outlive it.
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
 /// What the thread tells its actor.
 #[derive(Debug)]
@@ -53,6 +57,9 @@ pub(crate) struct EngineArgs {
     pub(crate) load: watch::Sender<LoadReport>,
     pub(crate) pulse: Arc<Pulse>,
     pub(crate) limits: Arc<OnceLock<EngineLimits>>,
+    /// Which tiers it has below its device.
+    pub(crate) tiers: TierOptions,
+    pub(crate) tiers_told: watch::Sender<Option<TierStats>>,
     pub(crate) tell: Box<dyn Fn(EngineNews) + Send>,
 }
 
@@ -116,7 +123,10 @@ struct EngineLoop<'a> {
 
 impl<'a> EngineLoop<'a> {
     fn new(args: &'a EngineArgs) -> Self {
-        let engine = args.model.engine();
+        let mut engine = args.model.engine();
+        if let Err(error) = engine.open_tiers(&args.tiers) {
+            tracing::error!(worker = %args.worker, %error, "the worker goes on without a disk tier");
+        }
         let capabilities = engine.capabilities().clone();
         args.limits.get_or_init(|| capabilities.limits.clone());
         (args.tell)(EngineNews::Ready(Box::new(capabilities)));
@@ -126,6 +136,13 @@ impl<'a> EngineLoop<'a> {
     }
 
     fn run(mut self, stop: &AtomicBool) -> Result<(), String> {
+        self.turn(stop)?;
+        self.engine.close(CLOSE_WITHIN);
+        Ok(())
+    }
+
+    /// Steps until it is told to end.
+    fn turn(&mut self, stop: &AtomicBool) -> Result<(), String> {
         loop {
             self.args.pulse.beat(false);
             if !self.take_commands(stop) {
@@ -141,6 +158,10 @@ impl<'a> EngineLoop<'a> {
             }
             let took = if takes.is_zero() { began.elapsed() } else { takes };
             self.meter.observe(&self.args.load, (self.engine.load(), self.admitted), (!idle).then_some(took));
+            if let Some(stats) = self.engine.tier_stats() {
+                self.meter.observe_tiers(&stats);
+                self.args.tiers_told.send_replace(Some(stats));
+            }
             if idle && !self.wait_for_command() {
                 return Ok(());
             }
@@ -198,7 +219,7 @@ impl<'a> EngineLoop<'a> {
         match command {
             Command::Submit(submission) => self.submit(*submission),
             Command::Subscribe(reply) => {
-                let queue = self.publisher.subscribe(&self.engine.inventory());
+                let queue = self.publisher.subscribe(&self.engine.inventory(), &self.engine.tier_inventory());
                 // A subscriber that has gone leaves a closed queue, which the next batch removes.
                 reply.send(queue).ok();
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use starling_engine::EngineLoad;
 use starling_ids::{Metric, WorkerId};
+use starling_kv::tier::{TierLoad, TierStats};
 use tokio::sync::watch;
 
 use super::rates::{RateBook, StepFacts};
@@ -18,13 +19,40 @@ pub(crate) struct Meter {
     gauges: LoadGauges,
     rates: RateBook,
     last: EngineLoad,
+    tiers: TierStats,
 }
 
 impl Meter {
     pub(crate) fn new(worker: &WorkerId) -> Self {
         let gauges = LoadGauges { worker: worker.index.to_string() };
         gauges.set(&EngineLoad::default());
-        Self { gauges, rates: RateBook::default(), last: EngineLoad::default() }
+        Self { gauges, rates: RateBook::default(), last: EngineLoad::default(), tiers: TierStats::default() }
+    }
+
+    /// Enters the numbers of the lower tiers.
+    pub(crate) fn observe_tiers(&mut self, stats: &TierStats) {
+        if *stats == self.tiers {
+            return;
+        }
+        let before = std::mem::replace(&mut self.tiers, *stats);
+        self.gauges.count(Metric::KvTierAsked, stats.asked.saturating_sub(before.asked));
+        self.gauges.count(Metric::KvTierLate, stats.late.saturating_sub(before.late));
+        for (tier, now, before) in [("host", &stats.host, &before.host), ("disk", &stats.disk, &before.disk)] {
+            let worker = || self.gauges.worker.clone();
+            let blocks = metrics::gauge!(Metric::KvTierBlocks.name(), "worker" => worker(), "tier" => tier);
+            // Below 2^53, so exact.
+            blocks.set(now.blocks as f64);
+            let count = |metric: Metric, of: fn(&TierLoad) -> u64| {
+                let by = of(now).saturating_sub(of(before));
+                if by > 0 {
+                    metrics::counter!(metric.name(), "worker" => worker(), "tier" => tier).increment(by);
+                }
+            };
+            count(Metric::KvTierStored, |load| load.stored);
+            count(Metric::KvTierFetched, |load| load.fetched);
+            count(Metric::KvTierLost, |load| load.evicted + load.refused + load.dropped);
+            count(Metric::KvTierFaults, |load| load.unreadable + load.corrupt + load.unwritten);
+        }
     }
 
     /// Enters the load after a step (`took`) or after a change without one; `admitted` requests were taken so far.

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use starling_cluster::{stream::Fault, supervise::Tasks};
 use starling_engine::{EngineLimits, SamplingParams, StopParams, SubmitError};
 use starling_ids::TokenId;
-use starling_kv::hash::HashSeed;
+use starling_kv::{hash::HashSeed, tier::TierStats};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::ledger::RequestKey;
@@ -81,6 +81,8 @@ pub(crate) struct Port {
     pub(crate) commands: SyncSender<Command>,
     pub(crate) cancels: Arc<Cancels>,
     pub(crate) load: watch::Receiver<LoadReport>,
+    /// The tiers below its device, as of its last step; `None` without any.
+    pub(crate) tiers: watch::Receiver<Option<TierStats>>,
     pub(crate) pulse: Arc<Pulse>,
     /// Set when the engine is built.
     pub(crate) limits: Arc<OnceLock<EngineLimits>>,

@@ -6,7 +6,11 @@
 
 use bytes::Bytes;
 use starling_ids::{BlockHash, Incarnation, WorkerId};
-use starling_kv::events::{EventBatch, KvEvent};
+use starling_kv::{
+    events::{EventBatch, KvEvent},
+    index::Tier,
+    tier::TierInventory,
+};
 use tokio::sync::mpsc;
 
 use crate::report::{INVENTORY_PART_BLOCKS, InventoryPart, WorkerNews};
@@ -31,23 +35,35 @@ impl Publisher {
         Self { worker, incarnation, next: 0, subscribers: Vec::new() }
     }
 
-    /// A queue that begins with `inventory`, then carries every batch. `None` when there are too many already.
-    pub(crate) fn subscribe(&mut self, inventory: &[(Option<BlockHash>, BlockHash)]) -> Option<mpsc::Receiver<Bytes>> {
+    /// A queue that begins with `inventory` and what lies `below`, then carries every batch. `None` when there are too many
+    /// already.
+    pub(crate) fn subscribe(
+        &mut self,
+        inventory: &[(Option<BlockHash>, BlockHash)],
+        below: &[TierInventory],
+    ) -> Option<mpsc::Receiver<Bytes>> {
         self.subscribers.retain(|subscriber| !subscriber.is_closed());
         if self.subscribers.len() >= SUBSCRIBERS_MAX {
             return None;
         }
-        let parts = inventory.len().div_ceil(INVENTORY_PART_BLOCKS).max(1);
-        let (sender, queue) = mpsc::channel(parts + QUEUE_FRAMES);
-        for part in 0..parts {
-            let from = part * INVENTORY_PART_BLOCKS;
-            let to = inventory.len().min(from + INVENTORY_PART_BLOCKS);
+        let mut parts: Vec<(Tier, &[(Option<BlockHash>, BlockHash)])> = Vec::new();
+        parts.extend(inventory.chunks(INVENTORY_PART_BLOCKS).map(|blocks| (Tier::Device, blocks)));
+        for (tier, blocks) in below {
+            parts.extend(blocks.chunks(INVENTORY_PART_BLOCKS).map(|blocks| (*tier, blocks)));
+        }
+        if parts.is_empty() {
+            parts.push((Tier::Device, &[]));
+        }
+        let (sender, queue) = mpsc::channel(parts.len() + QUEUE_FRAMES);
+        let last = parts.len() - 1;
+        for (number, (tier, blocks)) in parts.into_iter().enumerate() {
             let news = WorkerNews::Inventory(InventoryPart {
                 worker: self.worker.clone(),
                 incarnation: self.incarnation,
                 seq: self.next,
-                more: part + 1 < parts,
-                blocks: inventory.get(from..to).unwrap_or_default().to_vec(),
+                more: number < last,
+                blocks: blocks.to_vec(),
+                tier,
             });
             sender.try_send(encode(&news)?).ok()?;
         }
@@ -107,7 +123,7 @@ mod tests {
         let mut publisher = publisher();
         publisher.publish(stored(1));
         let blocks: Vec<_> = (0..INVENTORY_PART_BLOCKS as u128 + 1).map(|at| (None, BlockHash(at))).collect();
-        let mut queue = publisher.subscribe(&blocks).expect("room");
+        let mut queue = publisher.subscribe(&blocks, &[]).expect("room");
         publisher.publish(stored(2));
         let Some(WorkerNews::Inventory(first)) = read(&mut queue) else { panic!("inventory") };
         assert!(first.more && first.seq == 1 && first.blocks.len() == INVENTORY_PART_BLOCKS);
@@ -119,16 +135,16 @@ mod tests {
 
     #[test]
     fn an_empty_inventory_is_still_sent() {
-        let mut queue = publisher().subscribe(&[]).expect("room");
+        let mut queue = publisher().subscribe(&[], &[]).expect("room");
         assert!(matches!(read(&mut queue), Some(WorkerNews::Inventory(part)) if !part.more && part.blocks.is_empty()));
     }
 
     #[test]
     fn act_04_a_subscriber_that_lags_is_cut_off_and_the_others_go_on() {
         let mut publisher = publisher();
-        let mut slow = publisher.subscribe(&[]).expect("room");
+        let mut slow = publisher.subscribe(&[], &[]).expect("room");
         let mut seen = 0;
-        let mut fast = publisher.subscribe(&[]).expect("room");
+        let mut fast = publisher.subscribe(&[], &[]).expect("room");
         for at in 0..QUEUE_FRAMES as u128 + 10 {
             publisher.publish(stored(at));
             while read(&mut fast).is_some() {
@@ -147,9 +163,9 @@ mod tests {
     #[test]
     fn subscribers_are_bounded_and_the_gone_make_room() {
         let mut publisher = publisher();
-        let mut queues: Vec<_> = (0..SUBSCRIBERS_MAX).map(|_| publisher.subscribe(&[]).expect("room")).collect();
-        assert!(publisher.subscribe(&[]).is_none());
+        let mut queues: Vec<_> = (0..SUBSCRIBERS_MAX).map(|_| publisher.subscribe(&[], &[]).expect("room")).collect();
+        assert!(publisher.subscribe(&[], &[]).is_none());
         queues.pop();
-        assert!(publisher.subscribe(&[]).is_some());
+        assert!(publisher.subscribe(&[], &[]).is_some());
     }
 }

@@ -1,6 +1,9 @@
 use starling_engine::EngineLoad;
 use starling_ids::NodeId;
-use starling_kv::events::KvEvent;
+use starling_kv::{
+    events::KvEvent,
+    index::{Cache, Tier},
+};
 
 use super::*;
 
@@ -12,7 +15,7 @@ fn worker() -> WorkerId {
 
 fn part(seq: u64, blocks: &[u128]) -> InventoryPart {
     let blocks = blocks.iter().map(|hash| (None, BlockHash(*hash))).collect();
-    InventoryPart { worker: worker(), incarnation: LIFE, seq, more: false, blocks }
+    InventoryPart { worker: worker(), incarnation: LIFE, seq, more: false, blocks, tier: Tier::Device }
 }
 
 fn stored(seq: u64, blocks: &[u128]) -> EventBatch {
@@ -134,4 +137,29 @@ fn ded_06_silence_is_noticed_without_any_event() {
 fn another_life_is_not_known() {
     let (knowledge, _) = followed();
     assert_eq!(of(&knowledge, Incarnation(2), &[]), None);
+}
+
+#[test]
+fn lower_tiers_are_known_from_inventory_and_events() {
+    let knowledge = Knowledge::default();
+    let token = knowledge.follow(&worker(), LIFE).expect("room");
+    knowledge.connected(&worker(), token, true).expect("own token");
+    let below = InventoryPart { tier: Tier::Disk, ..part(3, &[3, 4]) };
+    knowledge.inventory(&worker(), token, InventoryPart { more: true, ..part(3, &[1, 2]) }).expect("own token");
+    assert_eq!(knowledge.memberships(), 0, "not whole yet");
+    knowledge.inventory(&worker(), token, below).expect("own token");
+    assert_eq!(knowledge.memberships(), 4);
+    let disk = Cache { rank: 0, tier: Tier::Disk };
+    assert_eq!(knowledge.index.held(&worker(), disk, None).len(), 2);
+    let events = vec![
+        KvEvent::RemovedBelow { tier: Tier::Disk, blocks: vec![BlockHash(3)] },
+        KvEvent::StoredBelow { tier: Tier::Host, parent: None, blocks: vec![BlockHash(9)] },
+    ];
+    let batch = EventBatch { events, ..stored(3, &[]) };
+    knowledge.events(&worker(), token, batch).expect("own token");
+    assert_eq!(knowledge.index.held(&worker(), disk, None), [BlockHash(4)]);
+    assert_eq!(knowledge.memberships(), 4);
+    // A new inventory without lower tiers takes them away.
+    knowledge.inventory(&worker(), token, part(9, &[1])).expect("own token");
+    assert_eq!(knowledge.memberships(), 1);
 }
