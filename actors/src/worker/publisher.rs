@@ -46,8 +46,8 @@ impl Publisher {
         if self.subscribers.len() >= SUBSCRIBERS_MAX {
             return None;
         }
-        let mut parts: Vec<(Tier, &[(Option<BlockHash>, BlockHash)])> = Vec::new();
-        parts.extend(inventory.chunks(INVENTORY_PART_BLOCKS).map(|blocks| (Tier::Device, blocks)));
+        let device = inventory.chunks(INVENTORY_PART_BLOCKS).map(|blocks| (Tier::Device, blocks));
+        let mut parts: Vec<_> = device.collect();
         for (tier, blocks) in below {
             parts.extend(blocks.chunks(INVENTORY_PART_BLOCKS).map(|blocks| (*tier, blocks)));
         }
