@@ -65,6 +65,9 @@ const SCENARIOS: [Scenario; 4] = [
 
 /// Runs what `arguments` ask for (`--all`, or `--only NAME`; `--carriers a,b`; `--rounds N`) and prints one table.
 ///
+/// `velo` is measured when its program is there: in `peers/release` of the target folder, or where
+/// `STARLING_BENCH_PEERS` says.
+///
 /// # Errors
 /// Whatever keeps the mesh or the bare socket from being measured; another library that fails is left out.
 pub fn drive(arguments: &[String]) -> Result<(), Failure> {
@@ -117,11 +120,17 @@ fn rounds_of(scenario: &Scenario, carriers: &[&'static str], rounds: usize) -> R
     Ok(seen)
 }
 
+/// Names the program of `bench/peers` when it is not in the target folder of this one.
+const PEERS: &str = "STARLING_BENCH_PEERS";
+
 /// The program that plays a carrier.
 fn program(carrier: &str) -> Result<PathBuf, Failure> {
     let own = std::env::current_exe()?;
     if carrier != "velo" {
         return Ok(own);
+    }
+    if let Some(named) = std::env::var_os(PEERS) {
+        return Ok(named.into());
     }
     let target = own.parent().and_then(|release| release.parent()).ok_or("no target folder")?;
     Ok(target.join("peers/release/starling-bench-peers"))

@@ -2,14 +2,15 @@
 //!
 //! Run as tasks that the link's owner holds. Each returns why it ended. Never: knows what a frame means
 //! (that is [`super::incoming`]). Frames are put together while a write is in flight; an idle writer writes at once. One
-//! that has written just now never waits for more either, but lets the tasks that can run have one turn, and writes
-//! what they have queued. Bounds: about [`crate::wire::limits::WRITE_COALESCE`] bytes put together, large payloads are
+//! that has written just now lets the tasks that can run have a turn, as long as [`super::pace`] says, and writes what
+//! they have queued; it never waits for a timer. Bounds: about [`crate::wire::limits::WRITE_COALESCE`] bytes put together, large payloads are
 //! written without a copy.
 
 use std::{
     future::poll_fn,
     io::{ErrorKind, IoSlice},
     sync::Arc,
+    task::Poll,
     time::Duration,
 };
 
@@ -21,15 +22,13 @@ use tokio::{
 use super::{
     mux::{Ended, Mux},
     outgoing::Batch,
+    pace::Pace,
 };
 use crate::{
     config::Timings,
     security::Connection,
     wire::{Closing, Decoder, Frame},
 };
-
-/// Less than this since the last write: the link is busy, and others that can run now will have more to write.
-const BUSY: Duration = Duration::from_micros(30);
 
 /// A peer that is heard, and takes what was queued before the goodbye slowly, gets this many times the longest silence.
 const GOODBYE_PATIENCE: u32 = 6;
@@ -79,7 +78,7 @@ fn failed(what: &str, error: &std::io::Error) -> Ended {
 
 /// Writes what is queued until a goodbye was written or the connection breaks.
 pub(super) async fn write(mux: Arc<Mux>, mut to: WriteHalf<Connection>) -> Ended {
-    let (mut batch, mut wrote) = (Batch::default(), std::time::Instant::now());
+    let (mut batch, mut pace) = (Batch::default(), Pace::new(std::time::Instant::now()));
     loop {
         let mut waited = false;
         poll_fn(|cx| {
@@ -88,8 +87,8 @@ pub(super) async fn write(mux: Arc<Mux>, mut to: WriteHalf<Connection>) -> Ended
             ready
         })
         .await;
-        if waited && wrote.elapsed() < BUSY {
-            tokio::task::yield_now().await;
+        if waited && let Some(until) = pace.wait_until(std::time::Instant::now()) {
+            gather(&mux, until).await;
         }
         mux.out.take(&mut batch);
         let written = write_batch(&mut to, &batch).await;
@@ -97,7 +96,7 @@ pub(super) async fn write(mux: Arc<Mux>, mut to: WriteHalf<Connection>) -> Ended
             return failed("write", &error);
         }
         mux.written(&mut batch);
-        wrote = std::time::Instant::now();
+        pace.wrote(std::time::Instant::now(), batch.frames);
         if batch.last {
             return match to.shutdown().await {
                 Ok(()) => Ended { reason: "said goodbye".into(), orderly: true },
@@ -105,6 +104,17 @@ pub(super) async fn write(mux: Arc<Mux>, mut to: WriteHalf<Connection>) -> Ended
             };
         }
     }
+}
+
+/// Lets the tasks that can run now queue more, but not for longer than `until`.
+async fn gather(mux: &Mux, until: std::time::Instant) {
+    poll_fn(|cx| {
+        mux.out.gather(until, cx);
+        Poll::Ready(())
+    })
+    .await;
+    // Goes on after all of them have had a turn, or when one that queues a frame wakes it.
+    tokio::task::yield_now().await;
 }
 
 async fn write_batch(to: &mut WriteHalf<Connection>, batch: &Batch) -> std::io::Result<()> {

@@ -17,6 +17,7 @@ mod links;
 mod listener;
 mod mux;
 mod outgoing;
+mod pace;
 mod table;
 
 #[cfg(test)]

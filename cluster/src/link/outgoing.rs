@@ -2,7 +2,8 @@
 //!
 //! Filled by everybody who sends on the link, under one short lock in which the frame is copied; emptied by
 //! [`super::io`], a batch at a time, while the next one fills up. A payload of [`LARGE`] or more is not copied but kept
-//! beside. The writer is woken only when it sleeps. Bounds: data by the room its senders reserved (see
+//! beside. The writer is woken only when it sleeps; while it lets frames gather, only by one that comes when the time for
+//! that is over, or when a whole write has gathered. Bounds: data by the room its senders reserved (see
 //! [`super::mux`]), control by [`limits::LINK_CONTROL_BYTES`]. After a goodbye nothing is taken any more.
 
 use std::{
@@ -10,6 +11,7 @@ use std::{
     io::IoSlice,
     sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
+    time::Instant,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -38,6 +40,10 @@ struct State {
     closed: bool,
     overrun: bool,
     waker: Option<Waker>,
+    /// The writer lets frames gather until then.
+    gathers: Option<Instant>,
+    /// Queued since the writer took what there was.
+    frames: usize,
     spares: Vec<BytesMut>,
 }
 
@@ -78,6 +84,8 @@ pub(super) struct Batch {
     bytes: usize,
     /// Of [`State::control_bytes`].
     control: usize,
+    /// Queued since the batch before.
+    pub(super) frames: usize,
     /// Nothing follows.
     pub(super) last: bool,
 }
@@ -187,17 +195,22 @@ impl Outgoing {
         if !idle {
             return Poll::Ready(());
         }
-        match &mut state.waker {
-            Some(waker) => waker.clone_from(cx.waker()),
-            none => *none = Some(cx.waker().clone()),
-        }
+        state.wakes(cx);
         Poll::Pending
+    }
+
+    /// Frames may gather: the writer is woken by one that comes after `until`, or when a whole write has gathered.
+    pub(super) fn gather(&self, until: Instant, cx: &Context<'_>) {
+        let mut state = self.lock();
+        state.gathers = Some(until);
+        state.wakes(cx);
     }
 
     /// Takes all control and then data, about [`limits::WRITE_COALESCE`] bytes; a goodbye when there is neither.
     pub(super) fn take(&self, batch: &mut Batch) {
         let mut state = self.lock();
-        state.waker = None;
+        (state.waker, state.gathers) = (None, None);
+        batch.frames = std::mem::take(&mut state.frames);
         let State { control, data, spares, goodbye, .. } = &mut *state;
         if control.take(batch, spares) {
             batch.control = batch.bytes - batch.room();
@@ -241,8 +254,22 @@ impl State {
         self.closed || self.goodbye.is_some()
     }
 
+    /// The writer sleeps.
+    fn wakes(&mut self, cx: &Context<'_>) {
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+    }
+
+    /// A frame was queued.
     fn wake(&mut self) {
-        if let Some(waker) = self.waker.take() {
+        self.frames += 1;
+        if self.waker.is_none() {
+            return;
+        }
+        let gathers = self.gathers.is_some_and(|until| self.data.full.is_empty() && Instant::now() < until);
+        if !gathers && let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
