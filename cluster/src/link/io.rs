@@ -2,8 +2,8 @@
 //!
 //! Run as tasks that the link's owner holds. Each returns why it ended. Never: knows what a frame means
 //! (that is [`super::incoming`]). Frames are put together while a write is in flight; an idle writer writes at once. One
-//! that has written just now lets the tasks that can run have a turn, as long as [`super::pace`] says, and writes what
-//! they have queued; it never waits for a timer. Bounds: about [`crate::wire::limits::WRITE_COALESCE`] bytes put together, large payloads are
+//! that has written just now lets the tasks that can run have a turn, until as many frames wait as [`super::pace`] says;
+//! it never waits for a timer. Bounds: about [`crate::wire::limits::WRITE_COALESCE`] bytes put together, large payloads are
 //! written without a copy.
 
 use std::{
@@ -87,8 +87,9 @@ pub(super) async fn write(mux: Arc<Mux>, mut to: WriteHalf<Connection>) -> Ended
             ready
         })
         .await;
-        if waited && let Some(until) = pace.wait_until(std::time::Instant::now()) {
-            gather(&mux, until).await;
+        let together = pace.together(std::time::Instant::now());
+        if waited && together > 1 {
+            gather(&mux, together).await;
         }
         mux.out.take(&mut batch);
         let written = write_batch(&mut to, &batch).await;
@@ -106,14 +107,14 @@ pub(super) async fn write(mux: Arc<Mux>, mut to: WriteHalf<Connection>) -> Ended
     }
 }
 
-/// Lets the tasks that can run now queue more, but not for longer than `until`.
-async fn gather(mux: &Mux, until: std::time::Instant) {
+/// Lets the tasks that can run now queue more, until so many frames wait.
+async fn gather(mux: &Mux, frames: usize) {
     poll_fn(|cx| {
-        mux.out.gather(until, cx);
+        mux.out.gather(frames, cx);
         Poll::Ready(())
     })
     .await;
-    // Goes on after all of them have had a turn, or when one that queues a frame wakes it.
+    // Goes on after all of them have had a turn, or when the one that makes them enough wakes it.
     tokio::task::yield_now().await;
 }
 

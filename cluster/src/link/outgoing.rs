@@ -2,8 +2,8 @@
 //!
 //! Filled by everybody who sends on the link, under one short lock in which the frame is copied; emptied by
 //! [`super::io`], a batch at a time, while the next one fills up. A payload of [`LARGE`] or more is not copied but kept
-//! beside. The writer is woken only when it sleeps; while it lets frames gather, only by one that comes when the time for
-//! that is over, or when a whole write has gathered. Bounds: data by the room its senders reserved (see
+//! beside. The writer is woken only when it sleeps; while it lets frames gather, only by the one that makes
+//! them enough. Bounds: data by the room its senders reserved (see
 //! [`super::mux`]), control by [`limits::LINK_CONTROL_BYTES`]. After a goodbye nothing is taken any more.
 
 use std::{
@@ -11,7 +11,6 @@ use std::{
     io::IoSlice,
     sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
-    time::Instant,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -40,8 +39,8 @@ struct State {
     closed: bool,
     overrun: bool,
     waker: Option<Waker>,
-    /// The writer lets frames gather until then.
-    gathers: Option<Instant>,
+    /// The writer lets this many frames gather.
+    gathers: usize,
     /// Queued since the writer took what there was.
     frames: usize,
     spares: Vec<BytesMut>,
@@ -199,17 +198,17 @@ impl Outgoing {
         Poll::Pending
     }
 
-    /// Frames may gather: the writer is woken by one that comes after `until`, or when a whole write has gathered.
-    pub(super) fn gather(&self, until: Instant, cx: &Context<'_>) {
+    /// The writer is woken when so many frames wait, or so much that it fills a write.
+    pub(super) fn gather(&self, frames: usize, cx: &Context<'_>) {
         let mut state = self.lock();
-        state.gathers = Some(until);
+        state.gathers = frames;
         state.wakes(cx);
     }
 
     /// Takes all control and then data, about [`limits::WRITE_COALESCE`] bytes; a goodbye when there is neither.
     pub(super) fn take(&self, batch: &mut Batch) {
         let mut state = self.lock();
-        (state.waker, state.gathers) = (None, None);
+        (state.waker, state.gathers) = (None, 0);
         batch.frames = std::mem::take(&mut state.frames);
         let State { control, data, spares, goodbye, .. } = &mut *state;
         if control.take(batch, spares) {
@@ -265,11 +264,8 @@ impl State {
     /// A frame was queued.
     fn wake(&mut self) {
         self.frames += 1;
-        if self.waker.is_none() {
-            return;
-        }
-        let gathers = self.gathers.is_some_and(|until| self.data.full.is_empty() && Instant::now() < until);
-        if !gathers && let Some(waker) = self.waker.take() {
+        let enough = self.frames >= self.gathers || !self.data.full.is_empty();
+        if enough && let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
