@@ -42,9 +42,9 @@ impl Backend for ClusterBackend {
             time_left: call.deadline,
             trace_parent: call.trace_parent,
             baggage: call.baggage,
-            // One tenant and one class until admission knows more of them.
-            tenant: String::new(),
-            priority: 0,
+            tenant: call.who.tenant,
+            priority: call.who.priority,
+            weight: call.who.weight,
             session: None,
         };
         async move { client.generate(call).await.map(StreamExt::boxed) }.boxed()

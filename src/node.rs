@@ -217,7 +217,8 @@ impl Node {
         });
         let policy = PolicyConfig::named(config.policy);
         let tiers = tiers(config, mesh)?;
-        let options = NodeOptions { worker, router: config.roles.router, policy, tiers };
+        let queue = config.queue.clone();
+        let options = NodeOptions { worker, router: config.roles.router, policy, tiers, queue };
         let cast = step("cast", tree::Node::start(mesh, options)).await?;
         let ready = Arc::new(AtomicBool::new(false));
         let http = start_http(config, mesh, &cast, metrics, ready.clone()).await?;

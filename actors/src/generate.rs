@@ -111,7 +111,20 @@ pub struct RouteRequest {
     /// What keeps requests together, when the client says so.
     #[serde(default)]
     pub session: Option<String>,
+    /// The asker can wait for a worker with room: an accept with an empty body means that it does, and the reply comes as
+    /// the stream's first frame that is not empty. Empty ones say that its place is kept.
+    #[serde(default)]
+    pub may_wait: bool,
+    /// The answer has begun and its worker was lost: it goes before all others.
+    #[serde(default)]
+    pub begun: bool,
+    /// Its tenant's part beside other tenants, 1 to 1,000; 0 is read as 1.
+    #[serde(default)]
+    pub weight: u32,
 }
+
+/// The `param` of a refusal as overloaded that is the tenant's own: others may still come in.
+pub const TENANT: &str = "tenant";
 
 /// What the holder of a reservation tells the shard over its stream, in this order; each may be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -122,6 +135,8 @@ pub enum RouteNote {
     Prefilled,
     /// It ended well.
     Ended(Outcome),
+    /// The worker failed it before its first token, in a way that is no fault of the request.
+    Failed,
 }
 
 /// What the shard decided. The stream it came on is the reservation: while it is open, the shard counts the
@@ -170,6 +185,14 @@ pub enum GenerateError {
     /// No room anywhere.
     #[error("all workers are busy")]
     Overloaded {
+        /// When to try again.
+        retry_after_ms: u64,
+    },
+    /// The tenant has used up its part of the queue or its budget; others have not.
+    #[error("{reason}")]
+    TenantLimit {
+        /// Which part, and how large it is.
+        reason: String,
         /// When to try again.
         retry_after_ms: u64,
     },

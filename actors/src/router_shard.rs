@@ -2,15 +2,18 @@
 //!
 //! Parent: `router` supervisor. Children: none; the tasks that hold reservations belong to its state.
 //! Mailbox: questions about past decisions, rare. Requests do not pass it: they are decided on the stream's own task
-//! under a lock that is held for some microseconds, by one [`Desk`] a model.
-//! Owns: the desks with their load books and receipts, the reservations. A reservation is an open stream; its end, cancel or
-//! break gives it back by a guard.
+//! under a lock that is held for some microseconds, by one [`Desk`] a model. While every worker is taken a request waits on its own
+//! stream ([`waiting`]), in the order of its [`crate::route::queue`]; whoever gives a reservation back hands it on in the same step.
+//! Owns: the desks with their load books and receipts, the queues, the reservations. A reservation is an open stream; its
+//! end, cancel or break gives it back by a guard, and a place in the queue as well.
 //! Never: counts in anything but a guard, nor knows a worker that the directory does not.
 //! If it dies: reservations are gone with it and gauges at zero; requests in flight go on; the next life starts with
 //! empty desks and leans on the workers' own reports until its book is whole again.
 
+mod mind;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -26,6 +29,7 @@ use starling_cluster::{
     supervise::{Handle, TaskOwner, Tasks},
 };
 use starling_ids::{Metric, ModelId, RequestId};
+use tokio::sync::Notify;
 
 use crate::{
     announce::{announce, withdraw},
@@ -33,14 +37,16 @@ use crate::{
     indexer::knowledge::Knowledge,
     names,
     route::{
-        desk::{Ask, Decision, Desk, Ticket},
-        desks::Desks,
+        desk::{Decision, Desk, Ticket},
         policy::{PolicyConfig, PolicyError},
+        queue::QueueConfig,
         receipt::Receipt,
     },
     seat::{Seat, Seated},
     view::View,
 };
+use mind::{Answer, Letter, Mind, Question};
+use waiting::{Waiting, pump, wait};
 
 /// Reservations held at one time.
 const RESERVATIONS_MAX: usize = 65_536;
@@ -48,14 +54,12 @@ const RESERVATIONS_MAX: usize = 65_536;
 /// How long a reservation outlives its request's deadline; only a client that vanished leaves it to that.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How often it looks who is silent.
-const SWEEP: Duration = Duration::from_millis(100);
-
 /// What outlives a shard's restarts.
 pub(crate) struct ShardShared {
     pub(crate) view: Arc<View>,
     pub(crate) knowledge: Arc<Knowledge>,
     policy: PolicyConfig,
+    queue: QueueConfig,
     seat: Arc<Seat<Face>>,
     handle: Handle<ShardMsg>,
 }
@@ -64,11 +68,11 @@ impl ShardShared {
     pub(crate) fn new(
         view: &Arc<View>,
         knowledge: &Arc<Knowledge>,
-        policy: PolicyConfig,
+        (policy, queue): (PolicyConfig, QueueConfig),
     ) -> Result<Arc<Self>, PolicyError> {
         policy.build()?;
         let (view, knowledge) = (view.clone(), knowledge.clone());
-        let shared = Arc::new(Self { view, knowledge, policy, seat: Arc::default(), handle: Handle::new() });
+        let shared = Arc::new(Self { view, knowledge, policy, queue, seat: Arc::default(), handle: Handle::new() });
         let endpoints = shared.view.mesh().endpoints();
         endpoints.serve(names::router_route(), Arc::new(RouteDoor(shared.clone())));
         Ok(shared)
@@ -87,6 +91,11 @@ impl ShardShared {
     /// Reservations held now; none while it is being restarted.
     pub(crate) fn reservations(&self) -> usize {
         self.seat.now().map_or(0, |face| lock(&face.mind).desks.reservations())
+    }
+
+    /// Requests that wait for a worker with room; none while it is being restarted.
+    pub(crate) fn waiting(&self) -> usize {
+        self.seat.now().map_or(0, |face| lock(&face.mind).waiting())
     }
 
     /// Writes the directory's entry.
@@ -110,18 +119,13 @@ pub(crate) enum ShardMsg {
 
 impl ractor::Message for ShardMsg {}
 
-/// What decisions are made with.
-#[derive(Debug)]
-pub(crate) struct Mind {
-    desks: Desks,
-    swept: Duration,
-}
-
 /// The face of a living shard.
 #[derive(Debug)]
 pub(crate) struct Face {
     mind: Arc<Mutex<Mind>>,
     tasks: Tasks,
+    /// Told when somebody begins to wait.
+    waits: Arc<Notify>,
 }
 
 /// The actor.
@@ -144,11 +148,14 @@ impl Actor for RouterShard {
         _myself: ActorRef<ShardMsg>,
         shared: Arc<ShardShared>,
     ) -> Result<ShardState, ActorProcessingErr> {
-        let desks = Desks::new(shared.policy.clone(), rand::random())?;
-        let mind = Arc::new(Mutex::new(Mind { desks, swept: Duration::ZERO }));
+        let mind = Mind::new(shared.policy.clone(), shared.queue.clone(), &shared.knowledge, rand::random())?;
+        let mind = Arc::new(Mutex::new(mind));
         shared.knowledge.repeat_reports();
         let tasks = TaskOwner::new(RESERVATIONS_MAX);
-        let face = Face { mind: mind.clone(), tasks: tasks.tasks() };
+        let face = Face { mind: mind.clone(), tasks: tasks.tasks(), waits: Arc::default() };
+        if !face.tasks.spawn(pump(Arc::downgrade(&mind), shared.view.clone(), face.waits.clone())) {
+            return Err("the queue is not looked after".into());
+        }
         let seated = shared.seat.sit(Arc::new(face));
         shared.publish(Lifecycle::Serving);
         Ok(ShardState { _seated: seated, mind, _tasks: tasks })
@@ -162,7 +169,7 @@ impl Actor for RouterShard {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             ShardMsg::Explain(request, reply) => {
-                let receipts = lock(&state.mind).desks.explain(request);
+                let receipts = lock(&state.mind).explain(request);
                 // An asker that has gone needs no answer.
                 reply.send(receipts).ok();
                 Ok(())
@@ -179,17 +186,23 @@ impl StreamHandler for RouteDoor {
         let shared = self.0.clone();
         async move {
             let Incoming { context, body, acceptor, .. } = incoming;
-            match decide(&shared, &body) {
+            match decide(&shared, &context, &body) {
                 Err(fault) => {
                     count(fault.kind.label());
                     acceptor.reject(fault);
                 }
-                Ok(Reserved { face, guard, reply }) => {
+                Ok((face, Outcome::Routed(Reserved { guard, reply }))) => {
                     count("routed");
                     // An opener that has gone drops the guard here, which gives the reservation back.
                     let Some((tx, rx)) = acceptor.accept(reply) else { return };
                     // Refused when the shard died just now: the guard gives the reservation back.
                     face.tasks.spawn(hold(guard, tx, rx, context));
+                }
+                Ok((face, Outcome::Waits(waiting))) => {
+                    count("queued");
+                    let Some((tx, rx)) = acceptor.accept(Bytes::new()) else { return };
+                    face.waits.notify_one();
+                    face.tasks.spawn(wait(waiting, tx, rx, context));
                 }
             }
         }
@@ -197,62 +210,65 @@ impl StreamHandler for RouteDoor {
     }
 }
 
+/// What became of a question at once.
+enum Outcome {
+    Routed(Reserved),
+    Waits(Waiting),
+}
+
+/// A reservation and what its client is told.
+#[derive(Debug)]
 struct Reserved {
-    face: Arc<Face>,
     guard: Reservation,
     reply: Bytes,
 }
 
-fn decide(shared: &ShardShared, body: &[u8]) -> Result<Reserved, Fault> {
+fn decide(shared: &ShardShared, context: &Context, body: &[u8]) -> Result<(Arc<Face>, Outcome), Fault> {
     let request: RouteRequest = rmp_serde::from_slice(body)
         .map_err(|error| Fault::new(FaultKind::Invalid, format!("the question cannot be read: {error}")))?;
     let restarting = || Fault::new(FaultKind::Unavailable, "the router shard is starting");
     let face = shared.seat.now().ok_or_else(restarting)?;
-    let unserved = || Fault::new(FaultKind::NotFound, format!("no worker serves `{}` now", request.model));
     let catalog = shared.view.catalog();
-    let block_tokens = catalog.models.get(&request.model).ok_or_else(unserved)?.card.block_tokens;
+    let served = catalog.models.get(&request.model).ok_or_else(|| mind::unserved(&request.model))?;
     let holders = shared.knowledge.holders(&request.hashes);
     let now = shared.knowledge.now();
-    let ask = Ask {
-        request: request.request,
-        prompt_tokens: request.prompt_tokens,
-        block_tokens,
-        hashes: &request.hashes,
-        choices: request.choices,
-        answer_tokens_max: request.answer_tokens_max,
-        answer_expected: 0.0,
-        session: request.session.as_deref(),
-        exclude: &request.exclude,
-        failed: &request.failed,
+    let question = Question {
+        block_tokens: served.card.block_tokens,
+        tenant: context.tenant.as_str().into(),
+        priority: context.priority,
+        deadline: now.saturating_add(context.time_left),
+        request,
     };
     let mut mind = lock(&face.mind);
-    mind.desks.sync(&catalog);
-    mind.listen(&shared.knowledge, now);
-    let desk = mind.desks.desk(&request.model).ok_or_else(unserved)?;
-    let hits: Vec<_> =
-        holders.iter().filter_map(|(worker, depth)| Some((desk.fleet().slot(worker)?, *depth))).collect();
-    let decision = desk.decide(&ask, &hits, now);
+    mind.sync(&catalog, now);
+    let model = question.request.model.clone();
+    let (answer, letters) = mind.decide(question, &holders, now);
     drop(mind);
-    let refused = || Fault::new(FaultKind::Overloaded, "every worker refused this request").retry_after_ms(1_000);
-    let Decision { ticket, worker, incarnation, hit_blocks, .. } = decision.ok_or_else(refused)?;
-    let guard = Reservation::new(face.mind.clone(), request.model, ticket);
+    post(&face.mind, letters);
+    let outcome = match answer {
+        Answer::Refused(fault) => return Err(fault),
+        Answer::Granted(decision) => Outcome::Routed(reserved(&face.mind, model, decision)?),
+        Answer::Waits(place, turn) => Waiting::new(&face.mind, model, place, turn).at_once()?,
+    };
+    Ok((face, outcome))
+}
+
+/// A decision with its guard: dropped, it is given back.
+fn reserved(mind: &Arc<Mutex<Mind>>, model: ModelId, decision: Decision) -> Result<Reserved, Fault> {
+    let Decision { ticket, worker, incarnation, hit_blocks, .. } = decision;
+    let guard = Reservation::new(mind.clone(), model, ticket);
     metrics::counter!(Metric::RouterHitPredicted.name()).increment(u64::from(hit_blocks));
     let reply = rmp_serde::to_vec(&RouteReply { worker, incarnation, hit_blocks })
         .map_err(|error| Fault::new(FaultKind::Internal, format!("the reply could not be encoded: {error}")))?;
-    Ok(Reserved { face, guard, reply: reply.into() })
+    Ok(Reserved { guard, reply: reply.into() })
 }
 
-impl Mind {
-    /// Takes over what the workers told, and who of them is silent.
-    fn listen(&mut self, knowledge: &Knowledge, now: Duration) {
-        for (worker, incarnation, at, report) in knowledge.take_reports() {
-            self.desks.hear(&worker, incarnation, at, &report);
-        }
-        if now.saturating_sub(self.swept) >= SWEEP || self.swept == Duration::ZERO {
-            self.swept = now;
-            for (worker, sound) in knowledge.soundness() {
-                self.desks.judge(&worker, sound);
-            }
+/// Tells those that waited. Never under the lock: what nobody waits for any more is given back here.
+fn post(mind: &Arc<Mutex<Mind>>, letters: Vec<Letter>) {
+    for Letter { to, model, verdict } in letters {
+        let verdict = verdict.and_then(|decision| reserved(mind, model, decision));
+        if let Err(unread) = to.send(verdict) {
+            drop(unread);
         }
     }
 }
@@ -293,27 +309,33 @@ impl Reservation {
     }
 
     fn note(&self, note: RouteNote) {
-        self.at_desk(|desk, ticket| match note {
-            RouteNote::Admitted(number) => desk.confirm(ticket, number),
-            RouteNote::Prefilled => desk.prefilled(ticket),
-            RouteNote::Ended(outcome) => desk.ended(ticket, outcome),
-        });
-    }
-
-    fn at_desk(&self, act: impl FnOnce(&mut Desk, Ticket)) {
-        if let Some(desk) = lock(&self.mind).desks.desk(&self.model) {
-            act(desk, self.ticket);
+        let mut mind = lock(&self.mind);
+        let now = mind.now();
+        let Some(desk) = mind.desks.desk(&self.model) else { return };
+        let turned = turn_breaker(desk, self.ticket, note, now);
+        if let Some(to) = turned {
+            metrics::counter!(Metric::RouterBreakerTurns.name(), "to" => to).increment(1);
+            mind.show_breakers(now);
         }
     }
+}
+
+/// Takes a note; says whether it opened or closed its worker's breaker.
+fn turn_breaker(desk: &mut Desk, ticket: Ticket, note: RouteNote, now: Duration) -> Option<&'static str> {
+    match note {
+        RouteNote::Admitted(number) => desk.confirm(ticket, number),
+        RouteNote::Prefilled => return desk.prefilled(ticket).then_some("closed"),
+        RouteNote::Ended(outcome) => desk.ended(ticket, outcome),
+        RouteNote::Failed => return desk.failed(ticket, now).then_some("open"),
+    }
+    None
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         metrics::gauge!(Metric::RouterReservations.name()).decrement(1.0);
-        self.at_desk(|desk, ticket| {
-            // Not held any more when its worker's life is over.
-            desk.release(ticket);
-        });
+        let letters = lock(&self.mind).release(&self.model, self.ticket);
+        post(&self.mind, letters);
     }
 }
 

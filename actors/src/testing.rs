@@ -22,6 +22,7 @@ use starling_kv::{
 use crate::{
     client::{Call, GenerateStream},
     generate::{GenerateError, GenerateFrame, GenerateSpec},
+    route::queue::QueueConfig,
     tree::{Node, NodeOptions, WorkerRole},
 };
 
@@ -257,6 +258,15 @@ impl Rig {
         rig
     }
 
+    /// The same as [`Rig::ready`] with another queue.
+    pub(crate) async fn queueing(name: &str, model: TestModel, count: u16, queue: QueueConfig) -> Self {
+        let role = WorkerRole { model: Arc::new(model), engine: "test".to_owned(), count };
+        let options = NodeOptions { worker: Some(role), router: true, queue, ..NodeOptions::default() };
+        let rig = Self::begin(name, options, Vec::new()).await;
+        rig.heard(count).await;
+        rig
+    }
+
     /// A node that joins others through seeds.
     pub(crate) async fn join(name: &str, workers: Option<(TestModel, u16)>, router: bool, seeds: Vec<String>) -> Self {
         let role = |(model, count)| WorkerRole { model: Arc::new(model), engine: "test".to_owned(), count };
@@ -316,6 +326,7 @@ impl Rig {
             baggage: Default::default(),
             tenant: String::new(),
             priority: 0,
+            weight: 1,
             session: None,
         }
     }
@@ -328,7 +339,7 @@ impl Rig {
     /// Nothing is held anywhere.
     pub(crate) async fn at_rest(&self) {
         eventually("nothing in flight and nothing reserved", || {
-            self.node.in_flight() == 0 && self.node.reservations() == 0
+            self.node.in_flight() == 0 && self.node.reservations() == 0 && self.node.waiting() == 0
         })
         .await;
     }

@@ -37,6 +37,7 @@ use crate::{
     names,
     route::{
         policy::{PolicyConfig, PolicyError},
+        queue::QueueConfig,
         receipt::Receipt,
     },
     router_shard::{RouterShard, ShardShared},
@@ -66,6 +67,8 @@ pub struct NodeOptions {
     pub policy: PolicyConfig,
     /// Tiers below each worker's device. Of the disk: the folder above those of the workers, and the bytes of each.
     pub tiers: TierOptions,
+    /// Who waits, and for how long, while every worker is taken.
+    pub queue: QueueConfig,
 }
 
 /// Why the cast did not start.
@@ -110,7 +113,7 @@ impl Node {
             node.start_workers(role, &options.tiers).await?;
         }
         if let Some(knowledge) = knowledge {
-            node.start_router(&view, &knowledge, options.policy).await?;
+            node.start_router(&view, &knowledge, (options.policy, options.queue)).await?;
         }
         Ok(node)
     }
@@ -162,6 +165,12 @@ impl Node {
     #[must_use]
     pub fn reservations(&self) -> usize {
         self.shard.as_ref().map_or(0, |shard| shard.reservations())
+    }
+
+    /// Requests that wait at this node's shard for a worker with room.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.shard.as_ref().map_or(0, |shard| shard.waiting())
     }
 
     /// (worker, block) pairs in this node's prefix index.
@@ -229,14 +238,14 @@ impl Node {
         &mut self,
         view: &Arc<View>,
         knowledge: &Arc<Knowledge>,
-        policy: PolicyConfig,
+        rules: (PolicyConfig, QueueConfig),
     ) -> Result<(), NodeError> {
         let supervisor = self.mesh.supervisor().child_supervisor("router", Policy::default()).await?;
         self.supervisors.push(supervisor.clone());
         let args = IndexerArgs { view: view.clone(), knowledge: knowledge.clone() };
         let make = move || (Indexer, args.clone());
         supervisor.add(child("indexer", "indexer", Restart::Permanent, &Handle::new(), make)).await?;
-        let shared = ShardShared::new(view, knowledge, policy)?;
+        let shared = ShardShared::new(view, knowledge, rules)?;
         serve_receipts(&self.mesh, &shared);
         self.shard = Some(shared.clone());
         let handle = shared.handle().clone();

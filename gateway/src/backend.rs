@@ -10,6 +10,8 @@ use starling_actors::{
 };
 use starling_ids::{ModelId, RequestId};
 
+use crate::caller::Who;
+
 /// The frames of one request, in order. Ends after the last answer's finish; a stream that ends before it
 /// is a broken one. Dropping it cancels the request wherever it is.
 pub type Generation = BoxStream<'static, Result<GenerateFrame, GenerateError>>;
@@ -27,6 +29,8 @@ pub struct Call {
     pub trace_parent: Option<String>,
     /// W3C baggage of the client, within its limits.
     pub baggage: Baggage,
+    /// Who asks.
+    pub who: Who,
 }
 
 /// Whether new requests should be sent here.

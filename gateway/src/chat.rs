@@ -8,6 +8,7 @@ use starling_actors::{engine::ModelCard, generate::GenerateSpec};
 
 use crate::{
     admission::Ticket,
+    caller::{Who, header_priority},
     context::{App, Names, buffer, unix_s},
     error::Fault,
     metrics::Route,
@@ -43,6 +44,7 @@ pub(crate) struct Job {
     pub(crate) card: ModelCard,
     pub(crate) model: Arc<PromptModel>,
     pub(crate) params: Params,
+    pub(crate) who: Who,
     pub(crate) specs: Vec<GenerateSpec>,
     pub(crate) origin: PromptOrigin,
     pub(crate) shape: Shape,
@@ -51,18 +53,20 @@ pub(crate) struct Job {
 }
 
 async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Result<Job, Fault> {
-    app.authorize(request.headers())?;
+    let caller = app.authorize(request.headers())?;
+    let urgency = header_priority(request.headers())?;
     ticket.admit()?;
     let body = app.body(request).await?;
     let bytes = body.len();
     let ChatRequest { messages, params } = app.models.compute(bytes, move || ChatRequest::parse(&body)).await??;
+    let who = caller.asks(urgency, params.priority)?;
     let card = app.card(&params.model)?;
     let model = app.models.get(&*app.backend, &card).await?;
     let tokenizing = model.clone();
     let now = unix_s().cast_signed();
     let prompt = app.models.compute(bytes, move || tokenizing.chat(messages, now)).await??;
     let spec = validate::spec(&params, &card, prompt, ORIGIN, rand::random())?;
-    Ok(Job { card, model, params, specs: vec![spec], origin: ORIGIN, shape: Shape::Chat, echo: Vec::new() })
+    Ok(Job { card, model, params, who, specs: vec![spec], origin: ORIGIN, shape: Shape::Chat, echo: Vec::new() })
 }
 
 /// Asks a worker and sends what it says, as a stream or as one document.
@@ -85,6 +89,7 @@ pub(crate) async fn answer(app: &App, names: &Names, ticket: Ticket, job: Job) -
     let start = Start {
         backend: &*app.backend,
         names,
+        who: job.who,
         origin: job.origin,
         rules: Arc::new(rules),
         time: app.config.request_max(),

@@ -8,6 +8,7 @@ use starling_ids::TokenId;
 
 use crate::{
     admission::Ticket,
+    caller::header_priority,
     chat::{Job, answer},
     context::{App, Names},
     error::Fault,
@@ -37,12 +38,14 @@ pub(crate) async fn completions(
 }
 
 async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Result<Job, Fault> {
-    app.authorize(request.headers())?;
+    let caller = app.authorize(request.headers())?;
+    let urgency = header_priority(request.headers())?;
     ticket.admit()?;
     let body = app.body(request).await?;
     let bytes = body.len();
     let parsed = app.models.compute(bytes, move || CompletionRequest::parse(&body)).await??;
     let CompletionRequest { prompts, echo, params } = parsed;
+    let who = caller.asks(urgency, params.priority)?;
     let card = app.card(&params.model)?;
     let model = app.models.get(&*app.backend, &card).await?;
     let tokenizing = model.clone();
@@ -55,7 +58,7 @@ async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Resu
     };
     let specs = prompts.into_iter().enumerate().map(spec).collect::<Result<_, _>>()?;
     let echo = echo.into_iter().flatten().collect();
-    Ok(Job { card, model, params, specs, origin: ORIGIN, shape: Shape::Text, echo })
+    Ok(Job { card, model, params, who, specs, origin: ORIGIN, shape: Shape::Text, echo })
 }
 
 type Made = Vec<(Vec<TokenId>, Option<String>)>;

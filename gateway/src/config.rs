@@ -8,6 +8,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::caller::ApiKey;
+
 /// Settings of one gateway. [`GatewayConfig::validate`] checks the bounds.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -36,7 +38,7 @@ pub struct GatewayConfig {
     /// Keys that a client may present as `Authorization: Bearer KEY`. Empty: no key is asked for. Each 8 to 512
     /// visible ASCII characters. Never written out again.
     #[serde(skip_serializing)]
-    pub api_keys: Vec<String>,
+    pub api_keys: Vec<ApiKey>,
 }
 
 /// A setting outside its bounds.
@@ -98,11 +100,12 @@ impl GatewayConfig {
         within("keep_alive_ms", self.keep_alive_ms, 100, 600_000)?;
         within("drain_ms_max", self.drain_ms_max, 0, 86_400_000)?;
         within("tokenizer_tasks", self.tokenizer_tasks as u64, 0, 1_024)?;
-        let good = |key: &String| (8..=512).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
-        if self.api_keys.iter().all(good) {
-            return Ok(());
+        let wrong = |rule: &str| Err(ConfigError { field: "api_keys", rule: rule.into() });
+        let good = |key: &str| (8..=512).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
+        if !self.api_keys.iter().all(|entry| good(&entry.key)) {
+            return wrong("each key has 8 to 512 visible ASCII characters");
         }
-        Err(ConfigError { field: "api_keys", rule: "each key has 8 to 512 visible ASCII characters".into() })
+        self.api_keys.iter().find_map(|entry| entry.caller.wrong()).map_or(Ok(()), wrong)
     }
 
     /// Time for a whole request.

@@ -19,6 +19,7 @@ use starling_ids::{ModelId, RequestId};
 use crate::{
     Backend, GatewayConfig,
     admission::Admission,
+    caller::Caller,
     error::{Fault, HttpFault},
     prompt::PromptModels,
 };
@@ -101,15 +102,19 @@ pub(crate) fn unix_s() -> u64 {
 }
 
 impl App {
-    /// Lets a request pass when no key is set, or when it brings one of them.
-    pub(crate) fn authorize(&self, headers: &HeaderMap) -> Result<(), HttpFault> {
+    /// Lets a request pass when no key is set, or when it brings one of them; says who it is.
+    pub(crate) fn authorize(&self, headers: &HeaderMap) -> Result<Caller, HttpFault> {
         if self.config.api_keys.is_empty() {
-            return Ok(());
+            return Ok(Caller::anybody());
         }
         let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer).unwrap_or(b"");
         // Every key is compared to the end: time tells nothing about which one was close.
-        let known = self.config.api_keys.iter().fold(false, |known, key| known | same(key.as_bytes(), given));
-        if known { Ok(()) } else { Err(HttpFault::Unauthorized) }
+        let known = self
+            .config
+            .api_keys
+            .iter()
+            .fold(None, |known, entry| if same(entry.key.as_bytes(), given) { Some(&entry.caller) } else { known });
+        known.cloned().ok_or(HttpFault::Unauthorized)
     }
 
     /// The card of a model that can be asked for now, by its exact name.

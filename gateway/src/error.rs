@@ -171,6 +171,10 @@ fn generate_row(error: &GenerateError) -> Row {
             let retry_after = Some(Duration::from_millis(*retry_after_ms));
             (StatusCode::SERVICE_UNAVAILABLE, "overloaded", None, retry_after)
         }
+        GenerateError::TenantLimit { retry_after_ms, .. } => {
+            let retry_after = Some(Duration::from_millis(*retry_after_ms));
+            (StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", None, retry_after)
+        }
         GenerateError::Unavailable(_) => {
             (StatusCode::SERVICE_UNAVAILABLE, "no_worker", None, Some(RETRY_AFTER_DEFAULT))
         }
@@ -185,6 +189,7 @@ impl Answer {
     fn kind(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_client_error() => "invalid_request_error",
             _ => "server_error",
         }
@@ -256,6 +261,7 @@ mod tests {
             (GenerateError::Invalid { message: String::new(), param: None }, 400),
             (GenerateError::ContextLength { prompt: 2, context: 1 }, 400),
             (GenerateError::Overloaded { retry_after_ms: 1 }, 503),
+            (GenerateError::TenantLimit { reason: String::new(), retry_after_ms: 1 }, 429),
             (GenerateError::Unavailable(String::new()), 503),
             (GenerateError::WorkerLost { worker, reason: String::new() }, 502),
             (GenerateError::Deadline, 504),

@@ -12,6 +12,7 @@ pub mod prompt;
 pub mod text;
 
 mod admission;
+mod caller;
 mod chat;
 mod completions;
 mod connection;
@@ -29,5 +30,6 @@ mod sse;
 mod tests;
 
 pub use backend::{Backend, Call, Generation, Readiness};
+pub use caller::{ApiKey, Caller, PRIORITY_MAX, PRIORITY_MIN, Who};
 pub use config::{ConfigError, GatewayConfig};
 pub use server::{DrainReport, Gateway, GatewayError, MetricsRender};

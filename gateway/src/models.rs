@@ -45,7 +45,7 @@ pub(crate) async fn one(
     let ticket = app.admission.arrive(Route::Models);
     // A name that is not UTF-8 is nobody's, like the empty one.
     let name = name.map_or_else(|_| String::new(), |Path(name)| name);
-    let card = app.authorize(&headers).map_err(Fault::from).and_then(|()| app.card(&name));
+    let card = app.authorize(&headers).map_err(Fault::from).and_then(|_| app.card(&name));
     match card {
         Ok(card) => {
             let mut out = buffer();

@@ -17,6 +17,7 @@ use tokio::time::Sleep;
 use crate::{
     Backend, Call, Generation,
     admission::Ticket,
+    caller::Who,
     context::Names,
     error::Fault,
     metrics::Outcome,
@@ -47,6 +48,7 @@ pub(crate) struct Run {
 pub(crate) struct Start<'a> {
     pub(crate) backend: &'a dyn Backend,
     pub(crate) names: &'a Names,
+    pub(crate) who: Who,
     pub(crate) origin: PromptOrigin,
     pub(crate) rules: Arc<TextRules>,
     pub(crate) time: Duration,
@@ -65,6 +67,7 @@ impl Run {
                 deadline: deadline.saturating_duration_since(tokio::time::Instant::now()),
                 trace_parent: start.names.trace_parent.clone(),
                 baggage: start.names.baggage.clone(),
+                who: start.who.clone(),
             })
         });
         let accepted = match tokio::time::timeout_at(deadline, try_join_all(calls)).await {

@@ -79,6 +79,12 @@ fn print_receipt(router: &str, receipt: &Receipt) {
         out.add_row(row);
     }
     table::print(out);
+    if receipt.waited_ms > 0.0 {
+        println!("it had waited {:.0} ms for a worker with room", receipt.waited_ms);
+    }
+    for (worker, breaker) in &receipt.cut_off {
+        println!("{worker} was passed over, it keeps failing: breaker {breaker}");
+    }
     match receipt.outcome {
         Some(outcome) => println!(
             "came of it: {} of {} prompt tokens cached, first token after {:.0} ms, {} tokens in {:.0} ms, {} workers lost",

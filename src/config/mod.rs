@@ -10,7 +10,7 @@ pub mod settings;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
-use starling_actors::route::policy::PolicyName;
+use starling_actors::route::{policy::PolicyName, queue::QueueConfig};
 use starling_engine::{Activations, EngineKind, KernelChoice};
 use starling_ids::{ModelId, NodeId};
 use thiserror::Error;
@@ -128,6 +128,8 @@ pub struct Config {
     pub key_file: Option<PathBuf>,
     /// How the router chooses workers.
     pub policy: PolicyName,
+    /// Who waits at the router, and for how long.
+    pub queue: QueueConfig,
     /// File with the API keys of the gateway; `None` leaves the API open.
     pub api_keys_file: Option<PathBuf>,
     /// Members to join by, `host:port` or `file:path`.
@@ -194,6 +196,7 @@ impl Config {
             data_dir: read.path("data-dir")?,
             key_file: read.path("key-file")?,
             policy: read.parsed("policy")?.unwrap_or_default(),
+            queue: read.queue()?,
             api_keys_file: read.path("api-keys-file")?,
             seeds: read.seeds()?,
             labels: read.labels()?,

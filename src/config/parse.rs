@@ -9,6 +9,7 @@ use super::{
     layers::{Layered, Value},
     settings::setting,
 };
+use starling_actors::route::queue::{Order, QueueConfig};
 use starling_cluster::{discovery::LABEL_MAX, membership::Seeds};
 use starling_engine::{Activations, EngineKind, KernelChoice};
 
@@ -96,6 +97,20 @@ impl Reader<'_> {
         };
         let labels: Option<BTreeMap<String, String>> = pairs.map(pair).collect();
         labels.filter(|labels| labels.len() <= 64).ok_or_else(|| self.wrong("label"))
+    }
+
+    /// Who waits at the router.
+    pub(super) fn queue(&self) -> Result<QueueConfig, ConfigError> {
+        let order = match self.value("queue-order").map(|v| v.text.trim()) {
+            Some("deadline") => Order::Deadline,
+            Some("shortest-miss") => Order::ShortestMiss,
+            _ => return Err(self.wrong("queue-order")),
+        };
+        let places = usize::try_from(self.number("queue-max", 0..=1_048_576)?).unwrap_or(usize::MAX);
+        let wait_ms_max = self.number("queue-secs", 1..=86_400)?.saturating_mul(1_000);
+        // A named tenant may take half of the places, so that one that floods leaves room for the others.
+        let tenant_places = places.div_ceil(2);
+        Ok(QueueConfig { places, tenant_places, wait_ms_max, order, ..QueueConfig::default() })
     }
 
     /// Which roles.

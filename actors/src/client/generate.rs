@@ -58,5 +58,8 @@ fn route_request(call: &Call, card: &ModelCard) -> RouteRequest {
         failed: Vec::new(),
         choices: spec.choices,
         session: call.session.clone(),
+        may_wait: true,
+        begun: false,
+        weight: call.weight,
     }
 }

@@ -3,7 +3,7 @@
 //! Called by [`super::ClusterClient::generate`] and by the stream of its frames. A request goes elsewhere at once when it
 //! was refused or could not be sent. A request that was lost mid-answer goes on elsewhere from its prompt and the tokens
 //! that reached this client: draws depend on seed and position alone, so the answer is the one that the lost worker would
-//! have given. Bounds: [`TRIES_MAX`] workers for each beginning, [`FRUITLESS_MAX`] losses without a new token between
+//! have given. Bounds: [`TRIES_MAX`] workers for each beginning, all tries together within [`crate::route::retries`], [`FRUITLESS_MAX`] losses without a new token between
 //! them, [`WAIT_MAX`] for a worker to come back, the call's own deadline over all.
 
 use std::{sync::Arc, time::Duration};
@@ -15,8 +15,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     Inner,
-    outcome::Tries,
-    route::{Routed, route},
+    outcome::{Tries, is_fault},
+    route::{Hold, Routed, route},
 };
 use crate::{
     generate::{Accepted, GenerateError, GenerateFrame, GenerateSpec, RouteNote, RouteRequest, SoFar},
@@ -25,6 +25,9 @@ use crate::{
 
 /// Workers tried for one beginning of a request.
 const TRIES_MAX: u32 = 3;
+
+/// Refusals for want of room that a request waits out in a shard's queue.
+const CROWDED_MAX: u32 = 16;
 
 /// Longest wait for a worker's yes or no. It answers between two engine steps; longer means that it is frozen.
 const ACCEPT_MAX: Duration = Duration::from_secs(10);
@@ -72,6 +75,7 @@ impl Journey {
 
     /// A worker that takes the request, and its stream.
     pub(super) async fn begin(&mut self) -> Result<(Opened, Routed), GenerateError> {
+        self.inner.failures.request();
         match timeout_at(self.deadline, self.find(Tries::default())).await {
             Ok(outcome) => outcome,
             Err(_) => Err(GenerateError::Deadline),
@@ -101,6 +105,7 @@ impl Journey {
             return None;
         }
         tracing::info!(request = %self.ask.request, %worker, %error, "its worker was lost; the request goes on elsewhere");
+        self.ask.begun = true;
         let until = self.deadline.min(Instant::now() + WAIT_MAX);
         let outcome = timeout_at(until, async {
             loop {
@@ -121,12 +126,17 @@ impl Journey {
     }
 
     async fn find(&mut self, mut tries: Tries) -> Result<(Opened, Routed), GenerateError> {
-        for attempt in 0..TRIES_MAX {
+        let (mut attempt, mut crowded) = (0, 0);
+        while attempt < TRIES_MAX {
+            if attempt > 0 && !self.inner.failures.retry() {
+                metrics::counter!(Metric::GatewayRetriesDenied.name()).increment(1);
+                break;
+            }
             self.context.time_left = self.deadline.saturating_duration_since(Instant::now());
             self.ask.exclude.clone_from(&tries.exclude);
             self.ask.failed.clone_from(&tries.failed);
             let Some(routed) = route(&self.inner, &self.ask, &self.context, &mut tries).await else { break };
-            if attempt > 0 {
+            if attempt + crowded > 0 {
                 metrics::counter!(Metric::GatewayRetries.name()).increment(1);
             }
             let opened = self.open(&routed).await;
@@ -142,6 +152,13 @@ impl Journey {
                     return Ok((opened, routed));
                 }
                 Err(error) => {
+                    if is_fault(&error) && Instant::now() < self.deadline {
+                        self.fault_of(&routed.worker, routed.incarnation, Some(&routed.hold));
+                    }
+                    // Nothing failed: the shard's book was behind, and now the request waits there for the next place.
+                    let room = matches!(&error, StreamError::Rejected(fault) if fault.kind == FaultKind::Overloaded);
+                    let waits = room && routed.hold.by_shard() && crowded < CROWDED_MAX;
+                    (attempt, crowded) = if waits { (attempt, crowded + 1) } else { (attempt + 1, crowded) };
                     let Routed { worker, hold, .. } = routed;
                     // The refusing worker's count goes back before the next one is tried.
                     drop(hold);
@@ -151,6 +168,12 @@ impl Journey {
             }
         }
         Err(tries.verdict())
+    }
+
+    /// A worker failed the request before its first token.
+    pub(super) fn fault_of(&self, worker: &WorkerId, incarnation: Incarnation, hold: Option<&Hold>) {
+        hold.iter().for_each(|hold| hold.note(RouteNote::Failed));
+        self.inner.failures.failed(worker, incarnation);
     }
 
     async fn open(&self, routed: &Routed) -> Result<Opened, StreamError> {

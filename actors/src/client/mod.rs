@@ -5,6 +5,7 @@
 //! count) lies in its [`GenerateStream`] and goes with it.
 
 mod bundle;
+mod failures;
 mod generate;
 mod journey;
 mod outcome;
@@ -24,8 +25,12 @@ use crate::{
     view::View,
 };
 use bundle::Bundles;
+use failures::Failures;
 use own_load::OwnLoad;
 pub use stream::GenerateStream;
+
+/// How long a shard in whose queue a request waits may say nothing.
+pub(crate) const SIGN_MAX: Duration = Duration::from_secs(5);
 
 /// One prompt to complete.
 #[derive(Debug, Clone)]
@@ -44,6 +49,8 @@ pub struct Call {
     pub tenant: String,
     /// Lower runs first.
     pub priority: i32,
+    /// Its tenant's part beside other tenants, 1 to 1,000; 0 is read as 1.
+    pub weight: u32,
     /// What keeps requests together on one worker, for policies that look at it.
     pub session: Option<String>,
 }
@@ -61,13 +68,20 @@ struct Inner {
     knowledge: Option<Arc<Knowledge>>,
     bundles: Bundles,
     own: OwnLoad,
+    failures: Failures,
 }
 
 impl ClusterClient {
     /// A client of this node's cluster.
     #[must_use]
     pub fn new(view: Arc<View>, knowledge: Option<Arc<Knowledge>>) -> Self {
-        let inner = Inner { view, knowledge, bundles: Bundles::default(), own: OwnLoad::default() };
+        let inner = Inner {
+            view,
+            knowledge,
+            bundles: Bundles::default(),
+            own: OwnLoad::default(),
+            failures: Failures::default(),
+        };
         Self { inner: Arc::new(inner) }
     }
 

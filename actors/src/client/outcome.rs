@@ -5,7 +5,7 @@
 use starling_cluster::stream::{Fault, FaultKind, StreamError};
 use starling_ids::WorkerId;
 
-use crate::generate::GenerateError;
+use crate::generate::{GenerateError, TENANT};
 
 /// Retry time told when nobody named one, milliseconds.
 const RETRY_AFTER_MS: u64 = 1_000;
@@ -19,6 +19,8 @@ pub(super) struct Tries {
     pub(super) failed: Vec<WorkerId>,
     retry_after_ms: Option<u64>,
     reason: Option<String>,
+    /// What the shard said last, when nothing else may be tried.
+    last_word: Option<GenerateError>,
 }
 
 impl Tries {
@@ -40,6 +42,14 @@ impl Tries {
 
     /// Notes that the shard found nobody.
     pub(super) fn note_shard(&mut self, fault: Fault) {
+        let retry_after_ms = fault.retry_after_ms.unwrap_or(RETRY_AFTER_MS);
+        self.last_word = match fault.kind {
+            FaultKind::DeadlineExceeded => Some(GenerateError::Deadline),
+            FaultKind::Overloaded if fault.param.as_deref() == Some(TENANT) => {
+                Some(GenerateError::TenantLimit { reason: fault.message.clone(), retry_after_ms })
+            }
+            _ => None,
+        };
         if fault.kind == FaultKind::Overloaded && self.exclude.is_empty() {
             self.retry_after_ms = Some(fault.retry_after_ms.unwrap_or(RETRY_AFTER_MS));
         }
@@ -48,6 +58,9 @@ impl Tries {
 
     /// What the client is told when no try is left. One refusal for want of room is enough to say "try later".
     pub(super) fn verdict(self) -> GenerateError {
+        if let Some(error) = self.last_word {
+            return error;
+        }
         match (self.retry_after_ms, self.reason) {
             (Some(retry_after_ms), _) => GenerateError::Overloaded { retry_after_ms },
             (None, Some(reason)) => GenerateError::Unavailable(reason),
@@ -70,6 +83,18 @@ impl Tries {
             FaultKind::NotFound | FaultKind::Unavailable | FaultKind::Internal => self.failed.push(worker.clone()),
         }
         Ok(())
+    }
+}
+
+/// Whether a failed try is the worker's fault: no link, silence, a break, an inner error. What the directory should have known,
+/// want of room, a drain and whatever the request itself is to blame for are not.
+pub(super) fn is_fault(error: &StreamError) -> bool {
+    let broken = |kind: FaultKind| matches!(kind, FaultKind::Internal | FaultKind::Unavailable);
+    match error {
+        StreamError::Connect { .. } | StreamError::Broken(_) | StreamError::Inactive(_) | StreamError::Deadline => true,
+        StreamError::Rejected(fault) | StreamError::Failed(fault) => broken(fault.kind),
+        StreamError::UnknownNode(_) | StreamError::Down { .. } | StreamError::Stale { .. } => false,
+        StreamError::Cancelled | StreamError::TooLarge { .. } => false,
     }
 }
 
@@ -120,6 +145,31 @@ mod tests {
             tries.note(&worker(), rejected(kind)).expect("elsewhere");
             assert_eq!((tries.exclude.len(), tries.failed.len()), (1, usize::from(failed)), "{kind:?}");
         }
+    }
+
+    #[test]
+    fn client_faults_and_want_of_room_never_count_against_a_worker() {
+        for kind in [FaultKind::Invalid, FaultKind::Overloaded, FaultKind::Draining, FaultKind::StaleIncarnation] {
+            assert!(!is_fault(&rejected(kind)), "{kind:?}");
+        }
+        assert!(!is_fault(&StreamError::Cancelled) && !is_fault(&rejected(FaultKind::DeadlineExceeded)));
+        let node = NodeId::new("n").expect("name");
+        assert!(
+            is_fault(&StreamError::Connect { node, reason: String::new() }) && is_fault(&rejected(FaultKind::Internal))
+        );
+        assert!(is_fault(&StreamError::Broken(String::new())) && is_fault(&StreamError::Inactive(1)));
+    }
+
+    #[test]
+    fn the_tenants_own_limit_is_not_the_clusters() {
+        let mut tries = Tries::default();
+        let fault = Fault { param: Some(TENANT.to_owned()), ..Fault::new(FaultKind::Overloaded, "yours") };
+        tries.note_shard(fault.retry_after_ms(3_000));
+        let reason = "yours".to_owned();
+        assert_eq!(tries.verdict(), GenerateError::TenantLimit { reason, retry_after_ms: 3_000 });
+        let mut tries = Tries::default();
+        tries.note_shard(Fault::new(FaultKind::DeadlineExceeded, "late"));
+        assert_eq!(tries.verdict(), GenerateError::Deadline);
     }
 
     #[test]

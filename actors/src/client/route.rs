@@ -10,7 +10,7 @@ use starling_cluster::stream::{Context, Fault, FaultKind, Opened, StreamError, S
 use starling_ids::{Incarnation, Metric, NodeId, WorkerId};
 use tokio::time::timeout;
 
-use super::{Inner, outcome::Tries, own_load::OwnGuard};
+use super::{Inner, SIGN_MAX, outcome::Tries, own_load::OwnGuard};
 use crate::{
     generate::{RouteNote, RouteReply, RouteRequest},
     indexer::knowledge::WorkerStatus,
@@ -28,6 +28,11 @@ const SHARD_MAX: Duration = Duration::from_millis(1_500);
 /// Shards asked before this client decides by itself.
 const SHARDS_TRIED: usize = 2;
 
+/// How often a request that lost its place in a queue, with the shard that kept it, asks for another.
+const PLACES_LOST_MAX: u32 = 20;
+/// Before it does: a shard is restarted in a tenth of a second.
+const PLACE_LOST_WAIT: Duration = Duration::from_millis(150);
+
 /// Where to go, and the hold on it.
 #[derive(Debug)]
 pub(super) struct Routed {
@@ -41,14 +46,49 @@ pub(super) struct Routed {
 #[derive(Debug)]
 pub(super) struct Hold {
     /// The shard's reservation; its end gives it back. `None` without a shard.
-    reservation: Option<(StreamTx, StreamRx)>,
+    reservation: Option<Line>,
     _own: OwnGuard,
 }
 
+/// The open stream to a shard; its end says that nothing more is wanted.
+#[derive(Debug)]
+struct Line {
+    tx: Option<StreamTx>,
+    rx: StreamRx,
+}
+
+impl Line {
+    /// Waits in the shard's queue. A shard that does not say that the place is kept is frozen.
+    async fn turn(&mut self) -> Result<Bytes, StreamError> {
+        loop {
+            let frame = timeout(SIGN_MAX, self.rx.recv()).await;
+            let silent = |_| StreamError::Inactive(u64::try_from(SIGN_MAX.as_millis()).unwrap_or(u64::MAX));
+            let ended = || StreamError::Broken("the shard ended it without a word".to_owned());
+            let frame = frame.map_err(silent)?.ok_or_else(ended)??;
+            if !frame.is_empty() {
+                return Ok(frame);
+            }
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if let Some(tx) = self.tx.take() {
+            tx.end();
+        }
+    }
+}
+
 impl Hold {
+    /// Whether a shard decided, which has a queue.
+    pub(super) fn by_shard(&self) -> bool {
+        self.reservation.is_some()
+    }
+
     /// Tells the shard how the request gets on. A note that finds no credit is left out: the shard does without.
     pub(super) fn note(&self, note: RouteNote) {
-        if let Some((tx, _)) = &self.reservation
+        if let Some(tx) = self.reservation.as_ref().and_then(|line| line.tx.as_ref())
             && let Ok(bytes) = rmp_serde::to_vec(&note)
         {
             tx.try_send(bytes.into()).ok();
@@ -56,32 +96,21 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
-    fn drop(&mut self) {
-        if let Some((tx, _rx)) = self.reservation.take() {
-            tx.end();
-        }
-    }
-}
-
 /// Finds a worker for one try. `None` when there is nobody left; `tries` knows why.
 pub(super) async fn route(inner: &Inner, ask: &RouteRequest, context: &Context, tries: &mut Tries) -> Option<Routed> {
-    let catalog = inner.view.catalog();
-    let slot = slot_of(ask.hashes.first().copied(), SLOTS);
-    let mut shards = rank(&ask.model, slot, catalog.routers.clone());
-    shards.extend(rank(&ask.model, slot, catalog.routers_suspect.clone()));
-    for shard in shards.iter().take(SHARDS_TRIED) {
-        match ask_shard(inner, shard, ask, context).await {
-            Ok((reply, reservation)) => return Some(routed(inner, reply, Some(reservation))),
-            Err(StreamError::Rejected(fault)) if fault.kind == FaultKind::Overloaded => {
+    for lost in 0..=PLACES_LOST_MAX {
+        match ask_shards(inner, ask, context).await {
+            Asked::Routed(routed) => return Some(routed),
+            Asked::Refused(fault) => {
                 tries.note_shard(fault);
                 return None;
             }
-            Err(error) => tracing::debug!(%shard, %error, request = %ask.request, "router shard gave no decision"),
+            Asked::PlaceLost if lost < PLACES_LOST_MAX => tokio::time::sleep(PLACE_LOST_WAIT).await,
+            Asked::PlaceLost | Asked::Nobody => break,
         }
     }
     metrics::counter!(Metric::RouterFallbacks.name()).increment(1);
-    match choose(inner, &catalog, ask) {
+    match choose(inner, &inner.view.catalog(), ask) {
         Some(reply) => Some(routed(inner, reply, None)),
         None => {
             tries.note_shard(Fault::new(FaultKind::NotFound, format!("no worker is left for `{}`", ask.model)));
@@ -90,12 +119,45 @@ pub(super) async fn route(inner: &Inner, ask: &RouteRequest, context: &Context, 
     }
 }
 
+enum Asked {
+    Routed(Routed),
+    Refused(Fault),
+    /// The shard in whose queue it waited is gone.
+    PlaceLost,
+    /// No shard decides.
+    Nobody,
+}
+
+async fn ask_shards(inner: &Inner, ask: &RouteRequest, context: &Context) -> Asked {
+    let catalog = inner.view.catalog();
+    let slot = slot_of(ask.hashes.first().copied(), SLOTS);
+    let mut shards = rank(&ask.model, slot, catalog.routers.clone());
+    shards.extend(rank(&ask.model, slot, catalog.routers_suspect.clone()));
+    let last_word = |kind| matches!(kind, FaultKind::Overloaded | FaultKind::DeadlineExceeded);
+    for shard in shards.iter().take(SHARDS_TRIED) {
+        let mut waited = false;
+        match ask_shard(inner, shard, (ask, context), &mut waited).await {
+            Ok((reply, line)) => return Asked::Routed(routed(inner, reply, Some(line))),
+            Err(StreamError::Rejected(fault) | StreamError::Failed(fault)) if last_word(fault.kind) => {
+                return Asked::Refused(fault);
+            }
+            Err(error) => {
+                tracing::debug!(%shard, %error, request = %ask.request, "router shard gave no decision");
+                if waited {
+                    return Asked::PlaceLost;
+                }
+            }
+        }
+    }
+    Asked::Nobody
+}
+
 async fn ask_shard(
     inner: &Inner,
     shard: &NodeId,
-    ask: &RouteRequest,
-    context: &Context,
-) -> Result<(RouteReply, (StreamTx, StreamRx)), StreamError> {
+    (ask, context): (&RouteRequest, &Context),
+    waited: &mut bool,
+) -> Result<(RouteReply, Line), StreamError> {
     let mesh = inner.view.mesh();
     let unreadable = |error: &dyn std::fmt::Display| StreamError::Broken(format!("not understood: {error}"));
     let snapshot = mesh.snapshot();
@@ -104,9 +166,14 @@ async fn ask_shard(
     let endpoint = names::router_route();
     let opening = mesh.open(shard, node.record.incarnation, &endpoint, context.clone(), body);
     let opened = timeout(SHARD_MAX, opening).await.map_err(|_| StreamError::Deadline)?;
-    let Opened { reply, tx, rx } = opened?;
+    let Opened { mut reply, tx, rx } = opened?;
+    let mut line = Line { tx: Some(tx), rx };
+    if reply.is_empty() {
+        *waited = true;
+        reply = line.turn().await?;
+    }
     let reply = rmp_serde::from_slice(&reply).map_err(|error| unreadable(&error))?;
-    Ok((reply, (tx, rx)))
+    Ok((reply, line))
 }
 
 /// The choice without a shard: two drawn at random, the less loaded one, suspects only when there is nobody else.
@@ -116,6 +183,10 @@ fn choose(inner: &Inner, catalog: &Catalog, ask: &RouteRequest) -> Option<RouteR
     let mut workers: Vec<&CatalogWorker> = left().filter(|worker| !worker.suspect).collect();
     if workers.is_empty() {
         workers = left().collect();
+    }
+    let works = |worker: &&CatalogWorker| inner.failures.allows(&worker.id, worker.incarnation);
+    if workers.iter().any(works) {
+        workers.retain(works);
     }
     let lives = workers.iter().map(|worker| (&worker.id, worker.incarnation));
     let known = match &inner.knowledge {
@@ -133,7 +204,7 @@ fn last_load(inner: &Inner, worker: &CatalogWorker, status: Option<WorkerStatus>
     own.max(reported.map_or(0, |load| load.running.saturating_add(load.waiting)))
 }
 
-fn routed(inner: &Inner, reply: RouteReply, reservation: Option<(StreamTx, StreamRx)>) -> Routed {
+fn routed(inner: &Inner, reply: RouteReply, reservation: Option<Line>) -> Routed {
     let RouteReply { worker, incarnation, hit_blocks } = reply;
     let hold = Hold { reservation, _own: inner.own.count(&worker, incarnation) };
     Routed { worker, incarnation, hit_blocks, hold }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::{
     journey::Journey,
-    outcome::lost,
+    outcome::{is_fault, lost},
     route::{Hold, Routed},
 };
 use crate::{
@@ -76,7 +76,10 @@ impl GenerateStream {
 struct Leg {
     rx: StreamRx,
     worker: WorkerId,
+    incarnation: Incarnation,
     hold: Option<Hold>,
+    /// Its first token came.
+    spoke: bool,
 }
 
 impl Leg {
@@ -84,7 +87,8 @@ impl Leg {
         let Opened { tx, rx, .. } = opened;
         // The request was in the first body; nothing more is sent.
         tx.end();
-        Self { rx, worker: routed.worker, hold: Some(routed.hold) }
+        let Routed { worker, incarnation, hold, .. } = routed;
+        Self { rx, worker, incarnation, hold: Some(hold), spoke: false }
     }
 }
 
@@ -123,6 +127,9 @@ impl Reader {
 
     /// To another worker; the error is the client's when there is none.
     async fn go_on(&mut self, error: StreamError) -> Result<(), GenerateError> {
+        if !self.leg.spoke && is_fault(&error) && Instant::now() < self.journey.deadline {
+            self.journey.fault_of(&self.leg.worker, self.leg.incarnation, self.leg.hold.as_ref());
+        }
         // What the lost worker held goes back before the next decision.
         self.leg.hold = None;
         match self.journey.resume(&self.leg.worker, &error).await {
@@ -159,7 +166,11 @@ impl Reader {
     fn take_note(&mut self, frame: &GenerateFrame) {
         if self.outcome.answer_tokens == 0 && !frame.tokens.is_empty() {
             self.outcome.ttft_ms = ms(self.journey.begun);
+        }
+        if !self.leg.spoke && !frame.tokens.is_empty() {
+            self.leg.spoke = true;
             self.leg.hold.iter().for_each(|hold| hold.note(RouteNote::Prefilled));
+            self.journey.inner.failures.worked(&self.leg.worker, self.leg.incarnation);
         }
         self.outcome.cached_tokens += frame.cached_tokens.unwrap_or(0);
         self.outcome.answer_tokens += u32::try_from(frame.tokens.len()).unwrap_or(u32::MAX);

@@ -12,14 +12,15 @@ use std::{
 
 use starling_ids::{BlockHash, Incarnation, RequestId, WorkerId};
 
+pub use super::gate::COOLING;
 use super::{
+    breaker::State,
     fleet::{Fleet, Heard, Places, Slot, Standing},
+    gate::Gate,
     policy::{Choice, Policy, Question, Scratch, mix},
+    queue::rooms::Rooms,
     receipt::{CANDIDATES_MAX, Judged, Outcome, Receipt, Receipts},
 };
-
-/// How long a worker that failed a request is used only when there is no other.
-pub const COOLING: Duration = Duration::from_millis(500);
 
 /// How long a reservation that its worker has not confirmed counts beside the worker's own account: on its way, or lost.
 const ON_THE_WAY: Duration = Duration::from_secs(2);
@@ -103,6 +104,7 @@ pub struct Desk {
     eligible: Vec<Slot>,
     scratch: Scratch,
     receipts: Receipts,
+    gate: Gate,
     decisions: u64,
     seed: u64,
     answer_mean: f64,
@@ -121,10 +123,36 @@ impl Desk {
             eligible: Vec::new(),
             scratch: Scratch::default(),
             receipts: Receipts::default(),
+            gate: Gate::default(),
             decisions: 0,
             seed,
             answer_mean: ANSWER_PRIOR,
         }
+    }
+
+    /// Decides nothing while every worker is taken by these bounds.
+    #[must_use]
+    pub fn with_rooms(mut self, rooms: Rooms) -> Self {
+        self.gate.hold_back(rooms);
+        self
+    }
+
+    /// Whether some worker has room for one more request. Always, without rooms.
+    #[must_use]
+    pub fn has_room(&self, now: Duration) -> bool {
+        self.gate.has_room(&self.fleet, now)
+    }
+
+    /// Whether there is a worker that is not among these, with room or without.
+    #[must_use]
+    pub fn anyone_left(&self, without: &[WorkerId]) -> bool {
+        self.fleet.workers().any(|(worker, _)| !without.contains(worker))
+    }
+
+    /// How long an answer of at most so many tokens usually is.
+    #[must_use]
+    pub fn answer_expected(&self, tokens_max: u32) -> f64 {
+        self.answer_mean.min(f64::from(tokens_max.max(1)))
     }
 
     /// What it knows of the workers.
@@ -150,6 +178,7 @@ impl Desk {
         if self.recent.len() < self.fleet.width() {
             self.recent.resize_with(self.fleet.width(), VecDeque::new);
             self.hits.resize(self.fleet.width(), 0);
+            self.gate.widen(self.fleet.width());
         }
         slot
     }
@@ -159,6 +188,7 @@ impl Desk {
         let Some(slot) = self.fleet.vacate(worker) else { return };
         self.held.retain(|_, held| held.slot != slot);
         self.recent[slot].clear();
+        self.gate.wipe(slot);
         self.policy.vacated(slot);
     }
 
@@ -177,6 +207,7 @@ impl Desk {
             return;
         }
         self.fleet.hear(slot, heard);
+        self.gate.heard(slot);
         let mut rest = std::mem::take(&mut self.recent[slot]);
         rest.retain(|recent| {
             let covered = match recent.number {
@@ -203,15 +234,11 @@ impl Desk {
     }
 
     /// Chooses a worker and counts the request there. `hits` are the workers that hold leading blocks of the prompt.
-    /// `None` when no worker is left.
+    /// `None` when no worker is left, or all are taken.
     pub fn decide(&mut self, ask: &Ask<'_>, hits: &[(Slot, u32)], now: Duration) -> Option<Decision> {
-        let ask = Ask { answer_expected: self.answer_mean.min(f64::from(ask.answer_tokens_max.max(1))), ..*ask };
-        for worker in ask.failed {
-            if let Some(slot) = self.fleet.slot(worker) {
-                self.fleet.cooling[slot] = now + COOLING;
-            }
-        }
-        self.list_eligible(&ask, now);
+        let ask = Ask { answer_expected: self.answer_expected(ask.answer_tokens_max), ..*ask };
+        self.gate.learn(&ask, &mut self.fleet, now);
+        self.gate.list(&ask, &self.fleet, now, &mut self.eligible);
         for (slot, depth) in hits {
             if let Some(hit) = self.hits.get_mut(*slot) {
                 *hit = *depth;
@@ -233,11 +260,27 @@ impl Desk {
         decision
     }
 
-    /// A request's first token came back.
-    pub fn prefilled(&mut self, ticket: Ticket) {
-        if let Some(held) = self.held.get(&ticket) {
-            self.policy.prefilled(held.request, held.slot);
-        }
+    /// A request's first token came back. True when that closes its worker's breaker.
+    pub fn prefilled(&mut self, ticket: Ticket) -> bool {
+        let Some(held) = self.held.get(&ticket) else { return false };
+        self.policy.prefilled(held.request, held.slot);
+        self.gate.worked(held.slot)
+    }
+
+    /// Its worker failed a request before the first token. True when that opens its breaker.
+    pub fn failed(&mut self, ticket: Ticket, now: Duration) -> bool {
+        self.held.get(&ticket).is_some_and(|held| self.gate.failed(held.slot, now))
+    }
+
+    /// Workers whose breaker is not closed.
+    pub fn cut_off(&self, now: Duration) -> impl Iterator<Item = (&WorkerId, State)> {
+        let life = |(slot, state)| self.fleet.life(slot).map(|(worker, _)| (worker, state));
+        self.gate.cut_off(now).filter_map(life)
+    }
+
+    /// How long the request waited in the queue before it was decided, for its receipt.
+    pub fn waited(&mut self, ticket: Ticket, time: Duration) {
+        self.receipts.waited(ticket, time);
     }
 
     /// What became of a request, for its receipt and for what answers usually are.
@@ -257,6 +300,7 @@ impl Desk {
         let Some(slot) = self.held.get(&ticket).map(|held| held.slot) else { return false };
         self.cover(slot, ticket);
         self.recent[slot].retain(|recent| recent.ticket != ticket);
+        self.gate.released(slot, ticket);
         let Some(held) = self.held.remove(&ticket) else { return false };
         self.fleet.requests[slot] -= 1;
         self.fleet.sequences[slot] -= held.sequences;
@@ -271,20 +315,6 @@ impl Desk {
         self.fleet.unreported[slot] -= held.sequences;
         self.fleet.unreported_tokens[slot] -= tokens;
         self.fleet.unreported_blocks[slot] -= blocks;
-    }
-
-    /// Slots that may be chosen: doubtful and cooling ones only when all are.
-    fn list_eligible(&mut self, ask: &Ask<'_>, now: Duration) {
-        let fleet = &self.fleet;
-        let sound = |slot: &Slot| fleet.standing[*slot] == Standing::Sound && fleet.cooling[*slot] <= now;
-        self.eligible.clear();
-        self.eligible.extend((0..fleet.width()).filter(sound));
-        let left = |slot: &Slot| fleet.life(*slot).is_some_and(|(worker, _)| !ask.exclude.contains(worker));
-        if self.eligible.is_empty() || (!ask.exclude.is_empty() && !self.eligible.iter().any(left)) {
-            let present = |slot: &Slot| matches!(fleet.standing[*slot], Standing::Sound | Standing::Doubtful);
-            self.eligible.clear();
-            self.eligible.extend((0..fleet.width()).filter(present));
-        }
     }
 
     /// The chosen one and the next cheapest, term by term.
@@ -318,6 +348,8 @@ impl Desk {
             candidates: shown.iter().filter_map(judged).collect(),
             near_equals: choice.near_equals,
             outcome: None,
+            cut_off: self.cut_off(now).map(|(worker, state)| (worker.clone(), state.label().to_owned())).collect(),
+            waited_ms: 0.0,
         }
     }
 
@@ -339,6 +371,7 @@ impl Desk {
         self.recent[slot].push_back(Recent { ticket, at: now, number: None });
         let unreported = Some((tokens, blocks));
         self.held.insert(ticket, Held { request: ask.request, slot, sequences, unreported });
+        self.gate.sent(slot, ticket, now);
         self.policy.reserved(ask, slot, hit_blocks);
         Some(Decision { ticket, worker, incarnation, hit_blocks, choice })
     }

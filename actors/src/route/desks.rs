@@ -16,6 +16,7 @@ use super::{
     desk::Desk,
     fleet::{Heard, Places, Standing},
     policy::{PolicyConfig, PolicyError},
+    queue::rooms::Rooms,
     receipt::Receipt,
 };
 use crate::report::LoadReport;
@@ -25,6 +26,7 @@ use crate::report::LoadReport;
 pub struct Desks {
     policy: PolicyConfig,
     seed: u64,
+    rooms: Option<Rooms>,
     desks: HashMap<ModelId, Desk>,
     model_of: HashMap<WorkerId, ModelId>,
     suspects: HashSet<WorkerId>,
@@ -39,7 +41,14 @@ impl Desks {
     pub fn new(policy: PolicyConfig, seed: u64) -> Result<Self, PolicyError> {
         policy.build()?;
         let (desks, model_of, suspects) = (HashMap::new(), HashMap::new(), HashSet::new());
-        Ok(Self { policy, seed, desks, model_of, suspects, read: None })
+        Ok(Self { policy, seed, rooms: None, desks, model_of, suspects, read: None })
+    }
+
+    /// Desks made from now on decide nothing while every worker of theirs is taken by these bounds.
+    #[must_use]
+    pub fn with_rooms(mut self, rooms: Rooms) -> Self {
+        self.rooms = Some(rooms);
+        self
     }
 
     /// The desk of a model.
@@ -51,6 +60,12 @@ impl Desks {
     #[must_use]
     pub fn reservations(&self) -> usize {
         self.desks.values().map(Desk::reservations).sum()
+    }
+
+    /// Workers whose breaker is not closed.
+    #[must_use]
+    pub fn cut_off(&self, now: Duration) -> usize {
+        self.desks.values().map(|desk| desk.cut_off(now).count()).sum()
     }
 
     /// The last decisions about a request.
@@ -73,7 +88,11 @@ impl Desks {
                 None => {
                     // Composed once before, so it can be composed.
                     let Ok(policy) = self.policy.build() else { continue };
-                    self.desks.entry(model.clone()).or_insert(Desk::new(policy, self.seed))
+                    let mut desk = Desk::new(policy, self.seed);
+                    if let Some(rooms) = self.rooms {
+                        desk = desk.with_rooms(rooms);
+                    }
+                    self.desks.entry(model.clone()).or_insert(desk)
                 }
             };
             for worker in &served.workers {

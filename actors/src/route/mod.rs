@@ -2,14 +2,19 @@
 //!
 //! Read in the order of a decision: [`catalog`] says which workers there are, [`slots`] who decides, [`desks`] keeps one
 //! [`desk`] a model, which knows its workers in the columns of a [`fleet`] and asks a [`policy`] what the request would cost on
-//! each; [`rates`] are how fast they are, [`receipt`] remembers why. [`fallback`] is for times without a shard.
+//! each; [`breaker`] keeps those away that fail, [`queue`] says who goes next when all are taken. [`rates`] are how fast they are,
+//! [`receipt`] remembers why. [`fallback`] is for times without a shard, [`retries`] bounds what failures cost.
 
+pub mod breaker;
 pub mod catalog;
 pub mod desk;
 pub mod desks;
 pub mod fallback;
 pub mod fleet;
+mod gate;
 pub mod policy;
+pub mod queue;
 pub mod rates;
 pub mod receipt;
+pub mod retries;
 pub mod slots;

@@ -71,6 +71,12 @@ pub struct Receipt {
     pub near_equals: usize,
     /// What came of it; `None` while it runs, or when it was refused or lost.
     pub outcome: Option<Outcome>,
+    /// Workers passed over because they keep failing, each with `open` or `half-open`.
+    #[serde(default)]
+    pub cut_off: Vec<(WorkerId, String)>,
+    /// How long the request waited for a worker with room, milliseconds.
+    #[serde(default)]
+    pub waited_ms: f64,
 }
 
 /// The last decisions.
@@ -93,6 +99,13 @@ impl Receipts {
         // Tickets rise, so the ring is sorted by them.
         if let Ok(at) = self.ring.binary_search_by(|(known, _)| known.cmp(&ticket)) {
             self.ring[at].1.outcome = Some(outcome);
+        }
+    }
+
+    /// Adds how long a request waited before its decision.
+    pub fn waited(&mut self, ticket: Ticket, time: Duration) {
+        if let Ok(at) = self.ring.binary_search_by(|(known, _)| known.cmp(&ticket)) {
+            self.ring[at].1.waited_ms = time.as_secs_f64() * 1e3;
         }
     }
 

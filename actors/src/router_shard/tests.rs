@@ -1,9 +1,13 @@
+mod breaker;
+mod queue;
+
 use std::{collections::HashMap, time::Duration};
 
 use futures::future::join_all;
 
 use crate::{
     generate::GenerateError,
+    route::queue::QueueConfig,
     testing::{Rig, TestModel, all, eventually, prompt, spec, within},
 };
 
@@ -102,7 +106,7 @@ async fn lif_04_the_first_request_after_a_model_is_listed_succeeds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cnt_08_a_refused_request_goes_elsewhere_and_holds_nothing_where_it_was_refused() {
     let model = TestModel { sequences_max: 1, waiting_max: 1, ..TestModel::slow(5) };
-    let rig = Rig::ready("shard-elsewhere", model, 2).await;
+    let rig = Rig::queueing("shard-elsewhere", model, 2, QueueConfig { places: 0, ..QueueConfig::default() }).await;
     // At least one fits on each at once. What does not fit is told so, whoever was asked first.
     let calls = (0..8).map(|kind| rig.generate(spec(prompt(kind, 40), 30)));
     let (accepted, refused): (Vec<_>, Vec<_>) = join_all(calls).await.into_iter().partition(Result::is_ok);
@@ -144,6 +148,7 @@ async fn every_decision_can_be_explained() {
         baggage: Default::default(),
         tenant: String::new(),
         priority: 0,
+        weight: 1,
         session: None,
     };
     let stream = rig.node.client().generate(call).await.expect("accepted");

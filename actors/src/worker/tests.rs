@@ -124,7 +124,7 @@ async fn what_a_gateway_hands_in_arrives_at_the_worker() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_worker_refuses_before_it_accepts() {
     let model = TestModel { sequences_max: 1, waiting_max: 1, ..TestModel::slow(5) };
-    let rig = Rig::ready("worker-full", model, 1).await;
+    let rig = Rig::queueing("worker-full", model, 1, QueueConfig { places: 0, ..QueueConfig::default() }).await;
     let mut first = rig.generate(spec(prompt(1, 20), 4_000)).await.expect("accepted");
     within("it runs", first.next()).await.expect("a frame").expect("a token");
     let second = rig.generate(spec(prompt(2, 20), 1)).await.expect("waits");

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use starling_ids::TokenId;
 
+use crate::caller::{PRIORITY_MAX, PRIORITY_MIN};
 use crate::openai::{
     fields::{Fields, integer_of, number_of, wrong},
     messages::{self, short_string},
@@ -79,6 +80,8 @@ pub struct Params {
     pub delivery: Delivery,
     /// Requests of different salts share no cache.
     pub cache_salt: Option<String>,
+    /// How urgent it is; lower goes first.
+    pub priority: Option<i32>,
 }
 
 /// `POST /v1/chat/completions`.
@@ -223,6 +226,7 @@ fn shared(
         logprobs,
         delivery: delivery(fields)?,
         cache_salt: short_string(fields, "cache_salt")?,
+        priority: fields.integer("priority", i64::from(PRIORITY_MIN), i64::from(PRIORITY_MAX))?.map(|p| p as i32),
     })
 }
 

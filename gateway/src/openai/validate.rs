@@ -60,7 +60,6 @@ pub const UNSUPPORTED: &[(&str, &str)] = &[
     ("prompt_logprobs", ""),
     ("use_beam_search", ""),
     ("length_penalty", ""),
-    ("priority", ""),
 ];
 
 /// A field that is not as it must be.

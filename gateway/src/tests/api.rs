@@ -11,7 +11,7 @@ use starling_ids::ModelId;
 
 use super::client::Local;
 use crate::{
-    GatewayConfig,
+    ApiKey, Caller, GatewayConfig, Who,
     fixtures::{
         IM_END, IM_START, byte,
         cluster::{Accept, Cluster, Frames, Plan, card},
@@ -234,6 +234,43 @@ async fn keys_are_asked_for_when_there_are_any() {
     for (key, status) in [("key-number-two", 200), ("key-number-tw", 401), ("key-number-two2", 401), ("", 401)] {
         let request = Request::get("/v1/models").header("authorization", format!("Bearer {key}"));
         assert_eq!(local.send(request.body(Body::empty()).expect("good")).await.status, status, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn a_tenant_over_its_part_is_a_429_that_says_when() {
+    let error = GenerateError::TenantLimit { reason: "too many wait".into(), retry_after_ms: 2_500 };
+    let reply = Local::new(&refusing(error)).chat(json!({})).await;
+    assert_eq!((reply.status.as_u16(), reply.headers[RETRY_AFTER].to_str().expect("text")), (429, "3"));
+    let error = &reply.json()["error"];
+    assert_eq!((&error["type"], &error["code"]), (&json!("rate_limit_error"), &json!("rate_limit_exceeded")));
+}
+
+#[tokio::test]
+async fn a_key_says_whose_a_request_is_and_how_urgent_it_may_be() {
+    let cluster = hello();
+    let caller = Caller { tenant: "search".into(), weight: 4, priority_min: -10 };
+    let api_keys = vec![ApiKey { key: "key-of-search".into(), caller }];
+    let local = Local::with(&cluster, GatewayConfig { api_keys, ..Default::default() });
+    let ask = async |priority: &str, extra: Value| {
+        let request = Request::post("/v1/chat/completions")
+            .header("authorization", "Bearer key-of-search")
+            .header("x-starling-priority", priority);
+        local.send(request.body(Body::from(super::client::chat_body(extra))).expect("good")).await
+    };
+    assert_eq!(ask("5", json!({})).await.status, 200);
+    assert_eq!(ask("5", json!({"priority": -10})).await.status, 200);
+    let asked: Vec<_> = cluster.calls().into_iter().map(|call| call.who).collect();
+    let who = |priority| Who { tenant: "search".into(), weight: 4, priority };
+    assert_eq!(asked, [who(5), who(-10)]);
+    for (header, extra, param) in [
+        ("5", json!({"priority": -11}), "priority"),
+        ("5", json!({"priority": 101}), "priority"),
+        ("-11", json!({}), "x-starling-priority"),
+        ("soon", json!({}), "x-starling-priority"),
+    ] {
+        let reply = ask(header, extra).await;
+        assert_eq!((reply.status.as_u16(), reply.error_param().as_deref()), (400, Some(param)));
     }
 }
 

@@ -52,6 +52,7 @@ fn every_supported_field_is_read() {
         logprobs: Some(4),
         delivery: Delivery::Stream { include_usage: true },
         cache_salt: Some("s".into()),
+        priority: None,
     };
     assert_eq!(request.params, expected);
 }

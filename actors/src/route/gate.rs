@@ -1,0 +1,139 @@
+//! Which workers may be given a request at all, beside what the directory says: room, breakers, refusals.
+//!
+//! Called by [`super::desk`]. Columns beside those of the [`Fleet`], by the same slots. Without rooms nothing is held back:
+//! simulations that compare policies alone choose among all. Pure. Bounds: one entry per worker in each column.
+
+use std::time::Duration;
+
+use super::{
+    breaker::{Breaker, State},
+    desk::{Ask, Ticket},
+    fleet::{Fleet, Slot, Standing},
+    queue::rooms::Rooms,
+};
+
+/// How long a worker that failed a request is used only when there is no other.
+pub const COOLING: Duration = Duration::from_millis(500);
+
+/// How long a worker that refused for want of room counts as taken, if it does not report before.
+const REFUSED: Duration = Duration::from_millis(250);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    rooms: Option<Rooms>,
+    breakers: Vec<Breaker>,
+    /// The reservation that tries a worker whose breaker is half open.
+    trying: Vec<Option<Ticket>>,
+    refused: Vec<Duration>,
+}
+
+impl Gate {
+    pub(super) fn hold_back(&mut self, rooms: Rooms) {
+        self.rooms = Some(rooms);
+    }
+
+    pub(super) fn widen(&mut self, width: usize) {
+        self.breakers.resize(width, Breaker::default());
+        self.trying.resize(width, None);
+        self.refused.resize(width, Duration::ZERO);
+    }
+
+    /// A worker left, or began a new life, which nothing is held against.
+    pub(super) fn wipe(&mut self, slot: Slot) {
+        self.breakers[slot] = Breaker::default();
+        self.trying[slot] = None;
+        self.refused[slot] = Duration::ZERO;
+    }
+
+    /// What an ask tells of the workers that it met before: those that failed cool, those that refused count as taken.
+    pub(super) fn learn(&mut self, ask: &Ask<'_>, fleet: &mut Fleet, now: Duration) {
+        for worker in ask.failed {
+            if let Some(slot) = fleet.slot(worker) {
+                fleet.cooling[slot] = now + COOLING;
+            }
+        }
+        for worker in ask.exclude.iter().filter(|worker| !ask.failed.contains(worker)) {
+            if let Some(slot) = fleet.slot(worker) {
+                self.refused[slot] = now + REFUSED;
+            }
+        }
+    }
+
+    /// A worker told how busy it is.
+    pub(super) fn heard(&mut self, slot: Slot) {
+        self.refused[slot] = Duration::ZERO;
+    }
+
+    /// Slots that may be chosen, into `eligible`: doubtful, cooling and cut-off ones only when all are. None while all that
+    /// could be chosen are taken.
+    pub(super) fn list(&self, ask: &Ask<'_>, fleet: &Fleet, now: Duration, eligible: &mut Vec<Slot>) {
+        let sound = |slot: &Slot| {
+            fleet.standing[*slot] == Standing::Sound && fleet.cooling[*slot] <= now && self.breakers[*slot].allows(now)
+        };
+        eligible.clear();
+        eligible.extend((0..fleet.width()).filter(sound));
+        let left = |slot: &Slot| fleet.life(*slot).is_some_and(|(worker, _)| !ask.exclude.contains(worker));
+        if eligible.is_empty() || (!ask.exclude.is_empty() && !eligible.iter().any(left)) {
+            eligible.clear();
+            eligible.extend((0..fleet.width()).filter(|slot| present(fleet, *slot)));
+        }
+        let Some(rooms) = &self.rooms else { return };
+        if eligible.iter().any(|slot| self.is_open(rooms, fleet, *slot, now)) {
+            let sequences = ask.choices.max(1);
+            eligible.retain(|slot| self.refused[*slot] <= now && rooms.fits(fleet, *slot, sequences));
+        } else {
+            eligible.clear();
+        }
+    }
+
+    /// Whether some worker has room for one more.
+    pub(super) fn has_room(&self, fleet: &Fleet, now: Duration) -> bool {
+        let Some(rooms) = &self.rooms else { return true };
+        (0..fleet.width()).any(|slot| present(fleet, slot) && self.is_open(rooms, fleet, slot, now))
+    }
+
+    /// A request was given to a worker.
+    pub(super) fn sent(&mut self, slot: Slot, ticket: Ticket, now: Duration) {
+        if self.breakers[slot].sent(now) {
+            self.trying[slot] = Some(ticket);
+        }
+    }
+
+    /// A first token came from a worker. True when that closes its breaker.
+    pub(super) fn worked(&mut self, slot: Slot) -> bool {
+        self.trying[slot] = None;
+        self.breakers[slot].worked()
+    }
+
+    /// A worker failed a request. True when that opens its breaker.
+    pub(super) fn failed(&mut self, slot: Slot, now: Duration) -> bool {
+        let opens = self.breakers[slot].failed(now);
+        if opens {
+            self.trying[slot] = None;
+        }
+        opens
+    }
+
+    /// A reservation ended; if it was the one that tries, another may.
+    pub(super) fn released(&mut self, slot: Slot, ticket: Ticket) {
+        if self.trying[slot] == Some(ticket) {
+            self.trying[slot] = None;
+            self.breakers[slot].untried();
+        }
+    }
+
+    /// Workers whose breaker is not closed.
+    pub(super) fn cut_off(&self, now: Duration) -> impl Iterator<Item = (Slot, State)> + '_ {
+        let states = self.breakers.iter().map(move |breaker| breaker.state(now)).enumerate();
+        states.filter(|(_, state)| *state != State::Closed)
+    }
+
+    fn is_open(&self, rooms: &Rooms, fleet: &Fleet, slot: Slot, now: Duration) -> bool {
+        self.refused[slot] <= now && rooms.open(fleet, slot)
+    }
+}
+
+fn present(fleet: &Fleet, slot: Slot) -> bool {
+    matches!(fleet.standing[slot], Standing::Sound | Standing::Doubtful)
+}

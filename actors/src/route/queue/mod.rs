@@ -1,0 +1,447 @@
+//! Who goes next when every worker is taken, and who is not let in at all.
+//!
+//! Called by the router shard under its lock, one queue a model. Classes go by priority, lower numbers first. Inside a class
+//! tenants take turns by tokens ([`lane`]), inside a tenant the earliest deadline goes first, or the smallest miss. Who
+//! has waited too long goes next once in a while, whatever its class. Room is judged by [`rooms`], time by what [`drain`]
+//! has measured. Pure: time is an argument, `T` is whatever the caller wants back. Every step is O(log n) in what waits.
+//! Bounds: [`QueueConfig::places`] entries, [`QueueConfig::tenant_places`] of one tenant; those that had begun before come on top.
+
+mod drain;
+mod lane;
+pub mod rooms;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+
+use drain::Drain;
+use lane::Lane;
+use rooms::Rooms;
+
+/// Every so many turns one goes to who has waited too long.
+pub const OVERDUE_TURN: u32 = 8;
+
+/// Bounds of what a refused client is told to wait, whatever was measured.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// What goes first inside a tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// The earliest deadline, then who came first.
+    #[default]
+    Deadline,
+    /// The fewest prompt tokens to compute, then who came first. Better medians, longer waits for long prompts.
+    ShortestMiss,
+}
+
+/// Settings of one queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct QueueConfig {
+    /// Requests of one model that may wait; 0 refuses at once when all workers are taken.
+    pub places: usize,
+    /// Of these, for one named tenant. Requests without a tenant may take all.
+    pub tenant_places: usize,
+    /// Milliseconds that a request waits at most, if its own deadline is not earlier.
+    pub wait_ms_max: u64,
+    /// Milliseconds after which a waiting request takes every [`OVERDUE_TURN`]th turn, oldest first.
+    pub overdue_ms: u64,
+    /// What goes first inside a tenant.
+    pub order: Order,
+    /// When a worker counts as taken.
+    pub rooms: Rooms,
+}
+
+impl Default for QueueConfig {
+    fn default() -> Self {
+        Self {
+            places: 1_024,
+            tenant_places: 512,
+            wait_ms_max: 60_000,
+            overdue_ms: 5_000,
+            order: Order::Deadline,
+            rooms: Rooms::default(),
+        }
+    }
+}
+
+/// What a request brings to the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// Whose; empty for nobody's in particular.
+    pub tenant: Arc<str>,
+    /// Its tenant's part beside others, 1 to 1,000.
+    pub weight: u32,
+    /// Its class; lower goes first.
+    pub priority: i32,
+    /// Prompt tokens to compute.
+    pub miss_tokens: u64,
+    /// Those and the answer's expected tokens: what a turn costs.
+    pub cost_tokens: u64,
+    /// When it has no use any more, on the queue's clock.
+    pub deadline: Duration,
+    /// It had begun and lost its worker: it goes before all classes and is always let in.
+    pub begun: bool,
+}
+
+/// Names a waiting request; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place(u64);
+
+/// A waiting request.
+#[derive(Debug)]
+pub struct Entry<T> {
+    /// What it brought.
+    pub claim: Claim,
+    /// Since when.
+    pub since: Duration,
+    /// The caller's.
+    pub payload: T,
+    key: u64,
+    parked: bool,
+}
+
+/// Why a request is not let in, or not kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// Its tenant holds its part of the places already.
+    TenantShare,
+    /// All places are taken by others with as much right.
+    Full,
+    /// At the measured pace its turn would come too late.
+    Hopeless,
+    /// It had a place, and one with more right needed it.
+    Displaced,
+    /// It waited as long as anybody may.
+    Waited,
+    /// Its own deadline passed.
+    Deadline,
+}
+
+impl Reason {
+    /// A fixed word for labels.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::TenantShare => "tenant_share",
+            Self::Full => "full",
+            Self::Hopeless => "hopeless",
+            Self::Displaced => "displaced",
+            Self::Waited => "waited",
+            Self::Deadline => "deadline",
+        }
+    }
+}
+
+/// A refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why.
+    pub reason: Reason,
+    /// When another try may do, from the measured pace.
+    pub retry_after: Duration,
+}
+
+/// A place and whoever had to make way for it, or the refusal and what was offered.
+pub type Offered<T> = Result<(Place, Option<Entry<T>>), (Refusal, T)>;
+
+/// What one tenant holds in all classes.
+#[derive(Debug, Default)]
+struct Holding {
+    /// Places by class.
+    classes: BTreeMap<i32, usize>,
+    places: usize,
+    weight: u32,
+}
+
+impl Holding {
+    /// Places for its weight; the largest has least right to more.
+    fn size(&self) -> u64 {
+        self.places as u64 * 1_000 / u64::from(self.weight.max(1))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Queue<T> {
+    config: QueueConfig,
+    entries: HashMap<Place, Entry<T>>,
+    lanes: BTreeMap<i32, Lane>,
+    ages: BTreeSet<(Duration, Place)>,
+    deadlines: BTreeSet<(Duration, Place)>,
+    tenants: HashMap<Arc<str>, Holding>,
+    sizes: BTreeSet<(u64, Arc<str>)>,
+    parked: Vec<Place>,
+    drain: Drain,
+    next: u64,
+    /// Turns since one went to an overdue request.
+    turns: u32,
+}
+
+impl<T> Queue<T> {
+    /// An empty one.
+    #[must_use]
+    pub fn new(config: QueueConfig) -> Self {
+        Self {
+            config,
+            entries: HashMap::new(),
+            lanes: BTreeMap::new(),
+            ages: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            tenants: HashMap::new(),
+            sizes: BTreeSet::new(),
+            parked: Vec::new(),
+            drain: Drain::default(),
+            next: 0,
+            turns: 0,
+        }
+    }
+
+    /// Requests that wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether none does.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// A waiting request.
+    #[must_use]
+    pub fn get(&self, place: Place) -> Option<&Entry<T>> {
+        self.entries.get(&place)
+    }
+
+    /// Lets a request in, or says why not. Whoever had to make way for it comes back with it.
+    ///
+    /// # Errors
+    /// The refusal, and the payload.
+    pub fn offer(&mut self, claim: Claim, payload: T, now: Duration) -> Offered<T> {
+        if !claim.begun && self.hopeless(&claim, now) {
+            let late = self.wait(&claim).saturating_sub(self.patience(&claim, now));
+            return Err((Refusal { reason: Reason::Hopeless, retry_after: bounded(late) }, payload));
+        }
+        let victim = match self.make_way(&claim) {
+            Ok(victim) => victim,
+            Err(reason) => return Err((Refusal { reason, retry_after: self.retry_after(&claim) }, payload)),
+        };
+        let displaced = victim.and_then(|place| self.remove(place, now));
+        Ok((self.insert(claim, payload, now), displaced))
+    }
+
+    /// Whose turn it is; parked ones have none.
+    #[must_use]
+    pub fn next(&self, now: Duration) -> Option<Place> {
+        let regular = self.lanes.values().find_map(Lane::next)?;
+        if self.turns + 1 < OVERDUE_TURN {
+            return Some(regular);
+        }
+        Some(self.overdue(now).unwrap_or(regular))
+    }
+
+    /// Takes out the request whose turn it is, and charges its tenant.
+    pub fn take(&mut self, place: Place, now: Duration) -> Option<Entry<T>> {
+        let by_age = self.overdue(now);
+        self.turns = match by_age {
+            Some(oldest) if oldest == place => 0,
+            Some(_) => self.turns.saturating_add(1),
+            None => 0,
+        };
+        let entry = self.entries.get(&place)?;
+        let (class, claim) = (class_of(&entry.claim), entry.claim.clone());
+        if let Some(lane) = self.lanes.get_mut(&class) {
+            lane.charge(&claim);
+        }
+        self.drain.note(claim.cost_tokens, now);
+        self.remove(place, now)
+    }
+
+    /// Takes out a request that wants nothing any more. `None` when it is not there.
+    pub fn remove(&mut self, place: Place, now: Duration) -> Option<Entry<T>> {
+        let entry = self.entries.remove(&place)?;
+        let class = class_of(&entry.claim);
+        if let Some(lane) = self.lanes.get_mut(&class) {
+            lane.remove(&entry.claim, entry.key, place, entry.parked);
+            if lane.is_empty() {
+                self.lanes.remove(&class);
+            }
+        }
+        self.ages.remove(&(entry.since, place));
+        self.deadlines.remove(&(self.limit(&entry.claim, entry.since), place));
+        self.count(&entry.claim, false);
+        if entry.parked {
+            self.parked.retain(|parked| *parked != place);
+        }
+        if self.entries.is_empty() {
+            self.drain.pause(now);
+        }
+        Some(entry)
+    }
+
+    /// Passes over a request until [`Queue::unpark`]: no worker with room may have it.
+    pub fn park(&mut self, place: Place) {
+        let Some(entry) = self.entries.get_mut(&place).filter(|entry| !entry.parked) else { return };
+        entry.parked = true;
+        if let Some(lane) = self.lanes.get_mut(&class_of(&entry.claim)) {
+            lane.park(&entry.claim, entry.key, place);
+        }
+        self.parked.push(place);
+    }
+
+    /// Lets those that were passed over wait for their turn again.
+    pub fn unpark(&mut self) {
+        for place in std::mem::take(&mut self.parked) {
+            let Some(entry) = self.entries.get_mut(&place) else { continue };
+            entry.parked = false;
+            if let Some(lane) = self.lanes.get_mut(&class_of(&entry.claim)) {
+                lane.unpark(&entry.claim, entry.key, place);
+            }
+        }
+    }
+
+    /// Takes out those whose time is over, each with why.
+    pub fn expire(&mut self, now: Duration) -> Vec<(Entry<T>, Refusal)> {
+        let mut gone = Vec::new();
+        while let Some((limit, place)) = self.deadlines.first().copied().filter(|(limit, _)| *limit <= now) {
+            let Some(entry) = self.remove(place, now) else {
+                self.deadlines.remove(&(limit, place));
+                continue;
+            };
+            let reason = if entry.claim.deadline <= now { Reason::Deadline } else { Reason::Waited };
+            let retry_after = self.retry_after(&entry.claim);
+            gone.push((entry, Refusal { reason, retry_after }));
+        }
+        gone
+    }
+
+    /// When a refused request of this kind may try again, from the measured pace.
+    #[must_use]
+    pub fn retry_after(&self, claim: &Claim) -> Duration {
+        bounded(self.wait(claim))
+    }
+
+    /// How long a request of this kind would wait for its turn; zero while nothing was measured.
+    #[must_use]
+    pub fn wait(&self, claim: &Claim) -> Duration {
+        let class = class_of(claim);
+        let before: u64 = self.lanes.range(..class).map(|(_, lane)| lane.tokens()).sum();
+        let beside = self.lanes.get(&class).map_or(0, |lane| lane.tokens_before(claim));
+        self.drain.time_for(before + beside)
+    }
+
+    fn patience(&self, claim: &Claim, now: Duration) -> Duration {
+        self.limit(claim, now).saturating_sub(now)
+    }
+
+    fn hopeless(&self, claim: &Claim, now: Duration) -> bool {
+        self.wait(claim) > self.patience(claim, now)
+    }
+
+    /// When it is taken out at the latest.
+    fn limit(&self, claim: &Claim, since: Duration) -> Duration {
+        claim.deadline.min(since + Duration::from_millis(self.config.wait_ms_max))
+    }
+
+    /// The oldest, if it has waited too long and may be taken.
+    fn overdue(&self, now: Duration) -> Option<Place> {
+        let long = Duration::from_millis(self.config.overdue_ms);
+        let late = self.ages.iter().take_while(|(since, _)| now.saturating_sub(*since) >= long);
+        // Parked ones are few, by the caller's bound.
+        late.map(|(_, place)| *place).find(|place| self.entries.get(place).is_some_and(|entry| !entry.parked))
+    }
+
+    /// Whether there is a place: free, or another's that has less right to it.
+    fn make_way(&self, claim: &Claim) -> Result<Option<Place>, Reason> {
+        if claim.begun {
+            return Ok(None);
+        }
+        let own = self.tenants.get(&claim.tenant);
+        let mine = own.map_or(0, |holding| holding.places);
+        if !claim.tenant.is_empty() && mine >= self.config.tenant_places {
+            return Err(Reason::TenantShare);
+        }
+        if self.entries.len() < self.config.places {
+            return Ok(None);
+        }
+        if let Some((class, lane)) = self.lanes.last_key_value()
+            && *class > claim.priority
+        {
+            return lane.last().map(Some).ok_or(Reason::Full);
+        }
+        let Some((size, largest)) = self.sizes.last() else { return Err(Reason::Full) };
+        let grown = (mine as u64 + 1) * 1_000 / u64::from(claim.weight.max(1));
+        if *largest != claim.tenant && *size > grown {
+            return self.last_of(largest, claim.priority).map(Some).ok_or(Reason::Full);
+        }
+        Err(if self.tenants.len() > 1 && *largest == claim.tenant { Reason::TenantShare } else { Reason::Full })
+    }
+
+    /// The last of a tenant in its lowest class, if that class is not above `priority`.
+    fn last_of(&self, tenant: &Arc<str>, priority: i32) -> Option<Place> {
+        let class = *self.tenants.get(tenant)?.classes.last_key_value()?.0;
+        if class < priority {
+            return None;
+        }
+        self.lanes.get(&class)?.last_of(tenant)
+    }
+
+    fn insert(&mut self, claim: Claim, payload: T, now: Duration) -> Place {
+        let place = Place(self.next);
+        self.next += 1;
+        let key = match self.config.order {
+            Order::Deadline => u64::try_from(claim.deadline.as_micros()).unwrap_or(u64::MAX),
+            Order::ShortestMiss => claim.miss_tokens,
+        };
+        self.drain.resume(now);
+        self.lanes.entry(class_of(&claim)).or_default().insert(&claim, key, place);
+        self.ages.insert((now, place));
+        self.deadlines.insert((self.limit(&claim, now), place));
+        self.count(&claim, true);
+        self.entries.insert(place, Entry { claim, since: now, payload, key, parked: false });
+        place
+    }
+
+    /// Keeps what each tenant holds. Those that had begun are not counted: they were let in before.
+    fn count(&mut self, claim: &Claim, comes: bool) {
+        if claim.begun {
+            return;
+        }
+        let holding = self.tenants.entry(claim.tenant.clone()).or_default();
+        self.sizes.remove(&(holding.size(), claim.tenant.clone()));
+        holding.weight = claim.weight;
+        let of_class = holding.classes.entry(claim.priority).or_default();
+        if comes {
+            (*of_class, holding.places) = (*of_class + 1, holding.places + 1);
+        } else {
+            (*of_class, holding.places) = (of_class.saturating_sub(1), holding.places.saturating_sub(1));
+        }
+        if *of_class == 0 {
+            holding.classes.remove(&claim.priority);
+        }
+        if holding.places == 0 {
+            self.tenants.remove(&claim.tenant);
+        } else {
+            let size = holding.size();
+            self.sizes.insert((size, claim.tenant.clone()));
+        }
+    }
+}
+
+fn class_of(claim: &Claim) -> i32 {
+    if claim.begun { i32::MIN } else { claim.priority }
+}
+
+fn bounded(wait: Duration) -> Duration {
+    wait.clamp(RETRY_MIN, RETRY_MAX)
+}

@@ -1,0 +1,302 @@
+//! What a shard decides with, and the order in which it does: desks, queues, and the step from one to the other.
+//!
+//! Called under the shard's lock, for some microseconds. Never: sends anything; what is to be told to those that waited
+//! comes back as [`Letter`]s, posted when the lock is free.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use starling_cluster::stream::{Fault, FaultKind};
+use starling_ids::{Metric, ModelId, RequestId, WorkerId};
+use tokio::sync::oneshot;
+
+use super::Reserved;
+use crate::{
+    generate::{RouteRequest, TENANT},
+    indexer::knowledge::Knowledge,
+    route::{
+        catalog::Catalog,
+        desk::{Ask, Decision, Desk, Ticket},
+        desks::Desks,
+        policy::{PolicyConfig, PolicyError},
+        queue::{Claim, Place, Queue, QueueConfig, Reason, Refusal},
+        receipt::Receipt,
+    },
+};
+
+/// How often it looks who is silent.
+const SWEEP: Duration = Duration::from_millis(100);
+
+/// Waiting requests passed over in one go because no worker with room may have them.
+const PASSED_MAX: u32 = 8;
+
+/// What one request that waited is told.
+#[derive(Debug)]
+pub(super) struct Letter {
+    pub(super) to: oneshot::Sender<Verdict>,
+    pub(super) model: ModelId,
+    pub(super) verdict: Result<Decision, Fault>,
+}
+
+/// What comes out of waiting.
+pub(super) type Verdict = Result<Reserved, Fault>;
+
+/// One request to be decided.
+#[derive(Debug)]
+pub(super) struct Question {
+    pub(super) request: RouteRequest,
+    pub(super) block_tokens: u32,
+    pub(super) tenant: Arc<str>,
+    pub(super) priority: i32,
+    /// On the knowledge's clock.
+    pub(super) deadline: Duration,
+}
+
+/// One request that waits.
+#[derive(Debug)]
+struct Asked {
+    question: Question,
+    to: oneshot::Sender<Verdict>,
+}
+
+/// What became of a question.
+pub(super) enum Answer {
+    Granted(Decision),
+    Waits(Place, oneshot::Receiver<Verdict>),
+    Refused(Fault),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Mind {
+    pub(super) desks: Desks,
+    queues: HashMap<ModelId, Queue<Asked>>,
+    config: QueueConfig,
+    knowledge: Arc<Knowledge>,
+    swept: Duration,
+}
+
+impl Mind {
+    pub(super) fn new(
+        policy: PolicyConfig,
+        config: QueueConfig,
+        knowledge: &Arc<Knowledge>,
+        seed: u64,
+    ) -> Result<Self, PolicyError> {
+        let desks = Desks::new(policy, seed)?.with_rooms(config.rooms);
+        Ok(Self { desks, queues: HashMap::new(), config, knowledge: knowledge.clone(), swept: Duration::ZERO })
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.knowledge.now()
+    }
+
+    pub(super) fn explain(&self, request: RequestId) -> Vec<Receipt> {
+        self.desks.explain(request)
+    }
+
+    /// Requests that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.queues.values().map(Queue::len).sum()
+    }
+
+    /// Takes over the directory, what the workers told, and who of them is silent.
+    pub(super) fn sync(&mut self, catalog: &Arc<Catalog>, now: Duration) {
+        self.desks.sync(catalog);
+        for (worker, incarnation, at, report) in self.knowledge.take_reports() {
+            self.desks.hear(&worker, incarnation, at, &report);
+        }
+        if now.saturating_sub(self.swept) >= SWEEP || self.swept == Duration::ZERO {
+            self.swept = now;
+            for (worker, sound) in self.knowledge.soundness() {
+                self.desks.judge(&worker, sound);
+            }
+            self.show_breakers(now);
+        }
+    }
+
+    /// Shows how many workers are cut off.
+    pub(super) fn show_breakers(&self, now: Duration) {
+        // Far below 2^52, so exact.
+        metrics::gauge!(Metric::RouterBreakersOpen.name()).set(self.desks.cut_off(now) as f64);
+    }
+
+    /// Decides at once while there is room and nobody waits; else the request takes its place, or is told why not. One that
+    /// had its turn and was refused or lost by a worker does not wait behind others while there is room.
+    pub(super) fn decide(
+        &mut self,
+        mut question: Question,
+        holders: &[(WorkerId, u32)],
+        now: Duration,
+    ) -> (Answer, Vec<Letter>) {
+        let request = &question.request;
+        let model = request.model.clone();
+        let Some(desk) = self.desks.desk(&model) else { return (Answer::Refused(unserved(&model)), Vec::new()) };
+        let had_turn = request.begun || !request.exclude.is_empty();
+        if (had_turn || self.queues.get(&model).is_none_or(Queue::is_empty))
+            && let Some(decision) = put(desk, &question, holders, now)
+        {
+            return (Answer::Granted(decision), Vec::new());
+        }
+        let nobody = !desk.anyone_left(&request.failed);
+        if nobody || !request.may_wait {
+            let retry_ms = 1_000;
+            let fault = Fault::new(FaultKind::Overloaded, "every worker refused this request").retry_after_ms(retry_ms);
+            return (Answer::Refused(fault), Vec::new());
+        }
+        // Who refused for want of room may have some when the turn comes.
+        question.request.exclude.clone_from(&question.request.failed);
+        let claim = claim(desk, &question, holders);
+        let queue = self.queues.entry(model.clone()).or_insert_with(|| Queue::new(self.config.clone()));
+        let (to, turn) = oneshot::channel();
+        let (place, displaced) = match queue.offer(claim, Asked { question, to }, now) {
+            Ok(taken) => taken,
+            Err((refusal, _)) => return (Answer::Refused(fault(refusal)), Vec::new()),
+        };
+        let mut letters = Vec::new();
+        if let Some(displaced) = displaced {
+            let retry_after = queue.retry_after(&displaced.claim);
+            let verdict = Err(fault(Refusal { reason: Reason::Displaced, retry_after }));
+            letters.push(Letter { to: displaced.payload.to, model: model.clone(), verdict });
+        }
+        letters.extend(self.hand_out(&model, now));
+        (Answer::Waits(place, turn), letters)
+    }
+
+    /// Gives a reservation back and hands what is free to whoever is next.
+    pub(super) fn release(&mut self, model: &ModelId, ticket: Ticket) -> Vec<Letter> {
+        let now = self.now();
+        if let Some(desk) = self.desks.desk(model) {
+            // Not held any more when its worker's life is over.
+            desk.release(ticket);
+        }
+        self.hand_out(model, now)
+    }
+
+    /// Somebody waits no longer.
+    pub(super) fn leave(&mut self, model: &ModelId, place: Place) {
+        let now = self.now();
+        if let Some(queue) = self.queues.get_mut(model) {
+            // Not there any more when its turn has come.
+            queue.remove(place, now);
+        }
+    }
+
+    /// Looks after all who wait: whose time is over, and for whom there is room now.
+    pub(super) fn turn(&mut self, catalog: &Arc<Catalog>) -> Vec<Letter> {
+        let now = self.now();
+        self.sync(catalog, now);
+        let mut letters = Vec::new();
+        for (model, queue) in &mut self.queues {
+            for (entry, refusal) in queue.expire(now) {
+                letters.push(Letter { to: entry.payload.to, model: model.clone(), verdict: Err(fault(refusal)) });
+            }
+            if self.desks.desk(model).is_some() {
+                continue;
+            }
+            while let Some(entry) = queue.next(now).and_then(|place| queue.take(place, now)) {
+                let verdict = Err(unserved(model));
+                letters.push(Letter { to: entry.payload.to, model: model.clone(), verdict });
+            }
+        }
+        self.queues.retain(|model, queue| !queue.is_empty() || self.desks.desk(model).is_some());
+        let waiting = self.queues.iter().filter(|(_, queue)| !queue.is_empty()).map(|(model, _)| model.clone());
+        for model in waiting.collect::<Vec<_>>() {
+            letters.extend(self.hand_out(&model, now));
+        }
+        letters
+    }
+
+    /// Hands room to those whose turn it is, until there is none.
+    fn hand_out(&mut self, model: &ModelId, now: Duration) -> Vec<Letter> {
+        let mut letters = Vec::new();
+        let Some(queue) = self.queues.get_mut(model).filter(|queue| !queue.is_empty()) else { return letters };
+        let Some(desk) = self.desks.desk(model) else { return letters };
+        let mut passed = 0;
+        while desk.has_room(now)
+            && let Some(place) = queue.next(now)
+            && let Some(entry) = queue.get(place)
+        {
+            if entry.payload.to.is_closed() {
+                queue.remove(place, now);
+                continue;
+            }
+            let holders = self.knowledge.holders(&entry.payload.question.request.hashes);
+            let Some(decision) = put(desk, &entry.payload.question, &holders, now) else {
+                if passed == PASSED_MAX {
+                    break;
+                }
+                passed += 1;
+                queue.park(place);
+                continue;
+            };
+            let Some(entry) = queue.take(place, now) else { break };
+            let waited = now.saturating_sub(entry.since);
+            desk.waited(decision.ticket, waited);
+            metrics::histogram!(Metric::RouterQueueWait.name()).record(waited.as_secs_f64());
+            letters.push(Letter { to: entry.payload.to, model: model.clone(), verdict: Ok(decision) });
+        }
+        queue.unpark();
+        letters
+    }
+}
+
+/// One decision at a desk.
+fn put(desk: &mut Desk, question: &Question, holders: &[(WorkerId, u32)], now: Duration) -> Option<Decision> {
+    let Question { request, block_tokens, .. } = question;
+    let ask = Ask {
+        request: request.request,
+        prompt_tokens: request.prompt_tokens,
+        block_tokens: *block_tokens,
+        hashes: &request.hashes,
+        choices: request.choices,
+        answer_tokens_max: request.answer_tokens_max,
+        answer_expected: 0.0,
+        session: request.session.as_deref(),
+        exclude: &request.exclude,
+        failed: &request.failed,
+    };
+    let hits: Vec<_> =
+        holders.iter().filter_map(|(worker, depth)| Some((desk.fleet().slot(worker)?, *depth))).collect();
+    desk.decide(&ask, &hits, now)
+}
+
+/// What a request brings to the queue: at best the worker that holds most of it computes the rest.
+fn claim(desk: &Desk, question: &Question, holders: &[(WorkerId, u32)]) -> Claim {
+    let request = &question.request;
+    let hit = holders.iter().map(|(_, depth)| *depth).max().unwrap_or(0);
+    let hit_tokens = u64::from(hit) * u64::from(question.block_tokens);
+    let miss_tokens = u64::from(request.prompt_tokens).saturating_sub(hit_tokens).max(1);
+    let expected = desk.answer_expected(request.answer_tokens_max).ceil() as u64 * u64::from(request.choices.max(1));
+    Claim {
+        tenant: question.tenant.clone(),
+        weight: request.weight.clamp(1, 1_000),
+        priority: question.priority,
+        miss_tokens,
+        cost_tokens: miss_tokens + expected.min(u64::from(request.answer_tokens_max.max(1))),
+        deadline: question.deadline,
+        begun: request.begun,
+    }
+}
+
+/// A refusal of the queue, as it crosses the wire; counted.
+fn fault(refusal: Refusal) -> Fault {
+    let Refusal { reason, retry_after } = refusal;
+    metrics::counter!(Metric::RouterQueueRefused.name(), "reason" => reason.label()).increment(1);
+    let retry_ms = u64::try_from(retry_after.as_millis()).unwrap_or(u64::MAX);
+    let overloaded = |message: &str| Fault::new(FaultKind::Overloaded, message).retry_after_ms(retry_ms);
+    match reason {
+        Reason::TenantShare => {
+            let message = "this tenant has as many requests waiting as it may; others have not";
+            Fault { param: Some(TENANT.to_owned()), ..overloaded(message) }
+        }
+        Reason::Full => overloaded("the queue is full"),
+        Reason::Hopeless => overloaded("at the present pace its turn would come too late"),
+        Reason::Displaced => overloaded("a request with more right to it needed its place in the queue"),
+        Reason::Waited => overloaded("it waited in the queue as long as any request may"),
+        Reason::Deadline => Fault::new(FaultKind::DeadlineExceeded, "its time was over before its turn came"),
+    }
+}
+
+pub(super) fn unserved(model: &ModelId) -> Fault {
+    Fault::new(FaultKind::NotFound, format!("no worker serves `{model}` now"))
+}
