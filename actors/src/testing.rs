@@ -2,7 +2,10 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -41,6 +44,8 @@ pub(crate) struct TestModel {
     pub(crate) prefill_takes: Duration,
     pub(crate) sequences_max: u32,
     pub(crate) waiting_max: u32,
+    /// The most sequences that any engine of this model had at one time.
+    pub(crate) peak: Arc<AtomicUsize>,
     pub(crate) card: ModelCard,
     pub(crate) bundle: TokenizerBundle,
 }
@@ -70,6 +75,7 @@ impl TestModel {
             prefill_takes: Duration::ZERO,
             sequences_max: 64,
             waiting_max: 64,
+            peak: Arc::default(),
             card,
             bundle,
         }
@@ -99,6 +105,7 @@ impl LoadedModel for TestModel {
         let capabilities = Capabilities { card: self.card.clone(), layout_digest: 1, limits };
         Box::new(TestEngine {
             capabilities,
+            peak: self.peak.clone(),
             takes: self.step_takes,
             prefill_takes: self.prefill_takes,
             waiting: VecDeque::new(),
@@ -118,6 +125,7 @@ struct Running {
 
 struct TestEngine {
     capabilities: Capabilities,
+    peak: Arc<AtomicUsize>,
     takes: Duration,
     prefill_takes: Duration,
     waiting: VecDeque<SequenceRequest>,
@@ -163,6 +171,7 @@ impl Engine for TestEngine {
             return Err(SubmitError::Full { waiting: self.waiting.len(), limit });
         }
         self.waiting.push_back(request);
+        self.peak.fetch_max(self.waiting.len() + self.running.len(), Ordering::Relaxed);
         Ok(())
     }
 

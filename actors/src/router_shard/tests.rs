@@ -1,4 +1,5 @@
 mod breaker;
+mod gateways;
 mod queue;
 
 use std::{collections::HashMap, time::Duration};

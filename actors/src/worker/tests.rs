@@ -9,6 +9,7 @@ use starling_ids::RequestId;
 use super::*;
 use crate::{
     generate::{GenerateError, WorkerRequest},
+    route::queue::QueueConfig,
     testing::{ERROR_TOKEN, PANIC_TOKEN, Rig, TestModel, all, eventually, prompt, spec, within},
 };
 
