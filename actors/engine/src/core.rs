@@ -146,6 +146,7 @@ impl<B: Backend> Engine for CoreEngine<B> {
     }
 
     fn step(&mut self) -> Result<StepOutput, EngineError> {
+        self.drop_overwritten();
         self.take_arrivals(Duration::ZERO);
         let plan = self.scheduler.plan(&mut self.lower);
         self.spill();
@@ -197,6 +198,7 @@ impl<B: Backend> Engine for CoreEngine<B> {
             return Err(refused(format!("its layout is {theirs:016x}, this engine's is {ours:016x}")));
         }
         check_hash(block, &self.capabilities)?;
+        self.drop_overwritten();
         let pool = self.scheduler.pool_mut();
         let adopted = pool.adopt(block.hash, block.parent, &block.tokens).map_err(|error| refused(error.to_string()));
         // What made room for it, before it is overwritten.

@@ -1,9 +1,13 @@
 //! How the bytes of a KV block are laid out, and whether two layouts are one.
 //!
-//! Called where blocks cross an engine's border. Blocks move between equal layouts; a difference is refused by name.
-//! Never: touches bytes.
+//! Called where blocks cross an engine's border. Blocks move between equal layouts; a difference is converted
+//! ([`convert()`]) or refused by name.
+
+mod convert;
 
 use std::fmt;
+
+pub use convert::{Piece, Verdict, convert};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -62,6 +66,16 @@ pub struct KvLayout {
     pub block_tokens: u32,
     /// Order of the numbers.
     pub order: KvOrder,
+    /// Which of `tp_size` shards of the heads this is, below it.
+    #[serde(default)]
+    pub tp_rank: u32,
+    /// Shards that the heads of a layer are divided among, in order; at least 1.
+    #[serde(default = "one")]
+    pub tp_size: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// One difference between two layouts.
@@ -88,8 +102,11 @@ pub enum LayoutError {
     #[error("KV layouts differ: {}", .0.iter().map(Mismatch::to_string).collect::<Vec<_>>().join("; "))]
     Differs(Vec<Mismatch>),
     /// A dimension of zero, or a block beyond 2^32 bytes.
-    #[error("KV layout {0} must be at least 1 and give a block below 4 GiB")]
+    #[error("KV layout {0} must be at least 1 and give a block below 4 GiB, and tp_rank is below tp_size")]
     Impossible(&'static str),
+    /// Bytes that are not one block of their layout, or fewer tokens in it than were asked for.
+    #[error("a piece is not one block of its layout or has too few tokens")]
+    Piece,
 }
 
 impl KvLayout {
@@ -108,6 +125,9 @@ impl KvLayout {
                 return Err(LayoutError::Impossible(name));
             }
         }
+        if self.tp_rank >= self.tp_size {
+            return Err(LayoutError::Impossible("tp_rank"));
+        }
         Ok(self)
     }
 
@@ -124,7 +144,7 @@ impl KvLayout {
     }
 
     /// Names the layout in a handshake: xxh3-64 over a version, the four dimensions as little-endian u32, and the number
-    /// format and order by name.
+    /// format and order by name; the shard only where there are several.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut bytes = b"kv-layout-1".to_vec();
@@ -132,6 +152,9 @@ impl KvLayout {
             bytes.extend_from_slice(&size.to_le_bytes());
         }
         bytes.extend_from_slice(format!("{:?}/{:?}", self.dtype, self.order).as_bytes());
+        if self.tp_size != 1 {
+            bytes.extend_from_slice(format!("/{} of {}", self.tp_rank, self.tp_size).as_bytes());
+        }
         XxHash3_64::oneshot(&bytes)
     }
 
@@ -144,6 +167,8 @@ impl KvLayout {
             ("dtype", format!("{:?}", self.dtype), format!("{:?}", theirs.dtype)),
             ("block_tokens", self.block_tokens.to_string(), theirs.block_tokens.to_string()),
             ("order", format!("{:?}", self.order), format!("{:?}", theirs.order)),
+            ("tp_rank", self.tp_rank.to_string(), theirs.tp_rank.to_string()),
+            ("tp_size", self.tp_size.to_string(), theirs.tp_size.to_string()),
         ];
         let differ = pairs.into_iter().filter(|(_, ours, theirs)| ours != theirs);
         let differ: Vec<Mismatch> = differ.map(|(field, ours, theirs)| Mismatch { field, ours, theirs }).collect();
@@ -162,6 +187,8 @@ mod tests {
         dtype: KvDtype::F16,
         block_tokens: 16,
         order: KvOrder::LayerKvTokenHeadDim,
+        tp_rank: 0,
+        tp_size: 1,
     };
 
     #[test]
@@ -179,6 +206,7 @@ mod tests {
             ("dtype", KvLayout { dtype: KvDtype::Bf16, ..SMALL }),
             ("block_tokens", KvLayout { block_tokens: 32, ..SMALL }),
             ("order", KvLayout { order: KvOrder::LayerKvHeadTokenDim, ..SMALL }),
+            ("tp_size", KvLayout { tp_size: 2, ..SMALL }),
         ];
         assert_eq!(SMALL.accepts(&SMALL), Ok(()));
         for (field, other) in others {
@@ -194,6 +222,9 @@ mod tests {
     fn nonsense_is_refused() {
         assert_eq!(KvLayout { kv_heads: 0, ..SMALL }.validated(), Err(LayoutError::Impossible("kv_heads")));
         assert!(KvLayout { layers: u32::MAX, ..SMALL }.validated().is_err());
+        assert_eq!(KvLayout { tp_rank: 1, ..SMALL }.validated(), Err(LayoutError::Impossible("tp_rank")));
         assert_eq!(SMALL.validated(), Ok(SMALL));
+        let json = serde_json::to_string(&SMALL).expect("encodes").replace(r#","tp_rank":0,"tp_size":1"#, "");
+        assert_eq!(serde_json::from_str::<KvLayout>(&json).expect("an older node's layout"), SMALL);
     }
 }

@@ -62,6 +62,28 @@ fn one_chain_is_one_event_and_its_tail_leaves_first() {
 }
 
 #[test]
+fn what_made_room_is_noted_with_its_content_when_asked_for() {
+    let tokens: Vec<TokenId> = (0..8).collect();
+    let hashes = block_hashes(HashSeed(1), &tokens, BLOCK);
+    let mut pool = BlockPool::new(2, BLOCK);
+    for noted in [false, true] {
+        let (_, slots) = run(&mut pool, &tokens).expect("room");
+        pool.release_all(&slots);
+        let slot = pool.allocate().expect("evicts");
+        let right = Evicted { slot, hash: hashes[1], parent: Some(hashes[0]), tokens: tokens[4..].into() };
+        assert_eq!(pool.take_evicted(), if noted { vec![right] } else { vec![] });
+        pool.release(slot);
+        // What is cleared or not to be trusted goes nowhere.
+        pool.clear();
+        let (_, slots) = run(&mut pool, &tokens).expect("room");
+        pool.discard_all(&slots);
+        assert!(pool.take_evicted().is_empty());
+        pool.note_evicted();
+    }
+    pool.check().expect("whole");
+}
+
+#[test]
 fn a_collision_costs_a_miss() {
     let mut pool = BlockPool::new(4, BLOCK);
     let hash = BlockHash(7);

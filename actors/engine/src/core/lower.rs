@@ -145,7 +145,14 @@ impl<B: Backend> CoreEngine<B> {
         result
     }
 
-    /// Hands down what was evicted since the last call, before its slots are written.
+    /// Forgets what was evicted and not handed down at once: its slot may have another owner's bytes by now, and a block lost
+    /// to the cache is better than a wrong one in it.
+    pub(super) fn drop_overwritten(&mut self) {
+        drop(self.scheduler.pool_mut().take_evicted());
+    }
+
+    /// Hands down what was evicted since the last call, before its slots are written. Whoever else makes room in the pool
+    /// calls this before anything is written there.
     pub(super) fn spill(&mut self) {
         let Some(tiers) = &self.lower.tiers else { return };
         for evicted in self.scheduler.pool_mut().take_evicted() {

@@ -122,7 +122,8 @@ impl SimulatedModel {
     #[must_use]
     pub fn layout(&self) -> KvLayout {
         let (dtype, order) = (KvDtype::F32, KvOrder::LayerKvTokenHeadDim);
-        KvLayout { layers: 1, kv_heads: 1, head_dim: 4, dtype, block_tokens: BLOCK_TOKENS, order }
+        let block_tokens = BLOCK_TOKENS;
+        KvLayout { layers: 1, kv_heads: 1, head_dim: 4, dtype, block_tokens, order, tp_rank: 0, tp_size: 1 }
     }
 
     /// A new engine that is not behind the trait; for tests and simulations.
