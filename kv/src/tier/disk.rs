@@ -77,7 +77,7 @@ pub(super) struct Disk {
     place_bytes: u64,
     index: Mutex<Index>,
     /// Held for as long as the folder is open.
-    _lock: File,
+    lock: File,
 }
 
 #[derive(Debug)]
@@ -126,7 +126,7 @@ impl Disk {
         let mut index = Index { folder: folder.to_owned(), file: None, lines: 0 };
         index.write_anew(shape, &found.kept).map_err(failed(&path))?;
         let index = Mutex::new(index);
-        Ok((Self { blocks: file, place_bytes: place as u64, index, _lock: lock }, places, found))
+        Ok((Self { blocks: file, place_bytes: place as u64, index, lock }, places, found))
     }
 
     /// Reads a place.
@@ -160,6 +160,13 @@ impl Disk {
             return index.write_anew(shape, &live());
         }
         index.append(lines)
+    }
+
+    /// Gives the folder free for its next owner: no thread reads or writes in it any more.
+    pub(super) fn release(&self) {
+        if let Err(error) = self.lock.unlock() {
+            tracing::debug!(%error, "the folder of the disk tier stays locked until its file is closed");
+        }
     }
 
     /// Makes the index last.

@@ -263,6 +263,9 @@ impl Drop for Tiers {
         let until = self.now() + DROP_WAIT;
         if !self.shared.wait(until, |state| state.threads == 0) {
             tracing::warn!("the disk hangs; its threads are left to end by themselves");
+        } else if let Some(disk) = &self.shared.disk {
+            // A thread that has counted itself out may hold the folder for a moment longer.
+            disk.release();
         }
     }
 }
