@@ -5,6 +5,8 @@
 //! <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>. Golden vectors below keep every
 //! release and every node equal.
 
+mod sixteen;
+
 use std::hash::{BuildHasherDefault, Hasher};
 
 use serde::{Deserialize, Serialize};
@@ -63,6 +65,9 @@ const STACK_TOKENS: usize = 64;
 #[must_use]
 pub fn block_hash(seed: HashSeed, parent: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash {
     let before = parent.map_or(seed.0, |hash| hash.0);
+    if let Ok(sixteen) = <&[TokenId; 16]>::try_from(tokens) {
+        return BlockHash(sixteen::hash(before, sixteen));
+    }
     if tokens.len() > STACK_TOKENS {
         let mut bytes = vec![0; 16 + 4 * tokens.len()];
         return hash_into(&mut bytes, before, tokens);
@@ -105,6 +110,9 @@ pub fn media_block_hash(
     (start, tokens): (usize, &[TokenId]),
     media: &[Media],
 ) -> BlockHash {
+    if media.is_empty() {
+        return block_hash(seed, parent, tokens);
+    }
     let end = start + tokens.len();
     let mut inside = media.iter().filter(|one| one.start < end && one.start + one.len > start).peekable();
     if inside.peek().is_none() {
@@ -154,7 +162,9 @@ impl BlockHasher {
     /// Hashes the blocks of `sequence` that have become full. `sequence` is all of it and continues what was given before.
     pub fn extend(&mut self, sequence: &[TokenId]) {
         let done = self.hashes.len() * self.block_tokens;
-        for block in sequence.get(done..).unwrap_or_default().chunks_exact(self.block_tokens) {
+        let rest = sequence.get(done..).unwrap_or_default();
+        self.hashes.reserve(rest.len() / self.block_tokens);
+        for block in rest.chunks_exact(self.block_tokens) {
             let (parent, start) = (self.hashes.last().copied(), self.hashes.len() * self.block_tokens);
             self.hashes.push(media_block_hash(self.seed, parent, (start, block), &self.media));
         }

@@ -83,10 +83,19 @@ fn blocks_longer_than_the_stack_hash_like_short_ones() {
     let mut bytes = 5u128.to_le_bytes().to_vec();
     tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
     assert_eq!(block_hash(HashSeed(5), None, &tokens), BlockHash(XxHash3_128::oneshot(&bytes)));
+    let sixteen = BlockHash(XxHash3_128::oneshot(&bytes[..16 + 64]));
+    assert_eq!(block_hash(HashSeed(5), None, &tokens[..16]), sixteen);
     assert_eq!(block_hash(HashSeed(5), None, &tokens[..3]), BlockHash(XxHash3_128::oneshot(&bytes[..16 + 12])));
 }
 
 proptest! {
+    #[test]
+    fn sixteen_tokens_hash_as_the_general_function_says(before: u128, tokens in prop::array::uniform16(any::<u32>())) {
+        let mut bytes = before.to_le_bytes().to_vec();
+        tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
+        prop_assert_eq!(sixteen::hash(before, &tokens), XxHash3_128::oneshot(&bytes));
+    }
+
     #[test]
     fn equal_prefixes_have_equal_hashes_and_others_differ(
         shared in prop::collection::vec(0u32..50, 0..80),
