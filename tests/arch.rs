@@ -35,6 +35,7 @@ const PURE: &[&str] = &[
     "cluster/src/wire",
     "kv/src",
     "actors/src/route",
+    "actors/src/transfer",
     "actors/engine/src/scheduler",
     "actors/engine/src/sampling",
     "gateway/src/prompt",

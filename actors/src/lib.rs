@@ -18,6 +18,7 @@ pub mod router_shard;
 mod seat;
 #[cfg(test)]
 mod testing;
+pub mod transfer;
 pub mod tree;
 pub mod view;
 pub mod worker;
