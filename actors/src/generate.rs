@@ -60,6 +60,22 @@ pub struct WorkerRequest {
     pub worker: WorkerId,
     /// In which life; another one refuses.
     pub incarnation: Incarnation,
+    /// Where its first KV blocks are to come from; the worker computes by itself when that fails.
+    #[serde(default)]
+    pub source: Option<KvSource>,
+}
+
+/// Another worker that computes a prompt, or holds the beginning of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvSource {
+    /// Who.
+    pub worker: WorkerId,
+    /// In which life.
+    pub incarnation: Incarnation,
+    /// It computes the prompt and its first token; else it gives what it has.
+    pub compute: bool,
+    /// Leading blocks of the prompt that are expected from there.
+    pub blocks: u32,
 }
 
 /// What the worker says when it accepts a request.
@@ -149,6 +165,9 @@ pub struct RouteReply {
     pub incarnation: Incarnation,
     /// Prefix blocks expected in its cache.
     pub hit_blocks: u32,
+    /// Where its first KV blocks are to come from.
+    #[serde(default)]
+    pub source: Option<KvSource>,
 }
 
 /// A model that can be asked for now: at least one worker serves it.

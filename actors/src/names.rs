@@ -14,6 +14,12 @@ pub fn worker_events(index: u16) -> EndpointName {
     valid(&format!("starling/worker-{index}/events"))
 }
 
+/// Where a worker's KV blocks are asked for.
+#[must_use]
+pub fn worker_kv(index: u16) -> EndpointName {
+    valid(&format!("starling/worker-{index}/kv"))
+}
+
 /// Where a router shard is asked.
 #[must_use]
 pub fn router_route() -> EndpointName {
@@ -47,7 +53,7 @@ mod tests {
     fn a_worker_is_found_by_its_own_name_only() {
         assert_eq!(worker_index(&worker_generate(0)), Some(0));
         assert_eq!(worker_index(&worker_generate(u16::MAX)), Some(u16::MAX));
-        for other in [worker_events(1), router_route(), valid("starling/worker-01/generate")] {
+        for other in [worker_events(1), worker_kv(1), router_route(), valid("starling/worker-01/generate")] {
             assert_eq!(worker_index(&other), None, "{other}");
         }
     }

@@ -8,6 +8,7 @@
 //! If it dies: its streams end with a typed fault, its KV blocks are lost, indexers see their subscription end
 //! and take a new inventory; it is started again with an empty engine.
 
+mod blocks;
 mod doors;
 mod engine_thread;
 mod forward;
@@ -15,6 +16,7 @@ mod ledger;
 mod meter;
 mod port;
 mod publisher;
+mod source;
 pub mod rates;
 #[cfg(test)]
 mod tests;
@@ -45,12 +47,19 @@ use crate::{
     cache_report::{self, CacheRow},
     cards, names,
     report::LoadReport,
+    route::split::Role,
     seat::{Seat, Seated},
+    transfer_agent::{AgentShared, KvDoor},
     tree::WorkerRole,
 };
+pub(crate) use blocks::{Blocks, Lent, Returns, Room, RoomAsk, Watch};
+pub(crate) use forward::InFlightGuard;
+pub(crate) use ledger::RequestKey;
+pub(crate) use port::{AnswerStart, CancelGuard, Command, Delivery, Port, Submission};
+
 use doors::{EventsDoor, GenerateDoor};
 use engine_thread::{EngineArgs, EngineNews, EngineThread};
-use port::{COMMANDS_MAX, Cancels, Port, Pulse};
+use port::{COMMANDS_MAX, Cancels, Pulse};
 
 /// Streams of one worker, requests and subscribers together.
 const STREAMS_MAX: usize = 16_384;
@@ -69,6 +78,10 @@ pub struct WorkerShared {
     tiers: TierOptions,
     pub(crate) seat: Arc<Seat<Port>>,
     pub(crate) draining: AtomicBool,
+    /// Moves its KV blocks.
+    pub(crate) agent: Arc<AgentShared>,
+    /// What it is for.
+    duty: watch::Sender<Role>,
     /// Requests accepted or about to be.
     pub(crate) in_flight: watch::Sender<usize>,
     pub(crate) lifecycle: watch::Sender<Lifecycle>,
@@ -88,7 +101,7 @@ impl WorkerShared {
         mesh: &Mesh,
         index: u16,
         role: &WorkerRole,
-        bundle: Option<BlobDigest>,
+        (bundle, agent): (Option<BlobDigest>, &Arc<AgentShared>),
         mut tiers: TierOptions,
     ) -> Arc<Self> {
         if let Some(disk) = &mut tiers.disk {
@@ -104,6 +117,8 @@ impl WorkerShared {
             tiers,
             seat: Arc::default(),
             draining: AtomicBool::new(false),
+            agent: agent.clone(),
+            duty: watch::channel(role.duty).0,
             in_flight: watch::channel(0).0,
             lifecycle: watch::channel(Lifecycle::Joining).0,
             epoch: AtomicU64::new(0),
@@ -111,6 +126,8 @@ impl WorkerShared {
         });
         mesh.endpoints().serve(names::worker_generate(index), Arc::new(GenerateDoor(shared.clone())));
         mesh.endpoints().serve(names::worker_events(index), Arc::new(EventsDoor(shared.clone())));
+        mesh.endpoints().serve(names::worker_kv(index), Arc::new(KvDoor(shared.clone())));
+        agent.serve(&shared);
         shared
     }
 
@@ -124,6 +141,20 @@ impl WorkerShared {
     #[must_use]
     pub fn lifecycle(&self) -> watch::Receiver<Lifecycle> {
         self.lifecycle.subscribe()
+    }
+
+    /// What it is for.
+    #[must_use]
+    pub fn duty(&self) -> Role {
+        *self.duty.borrow()
+    }
+
+    /// Gives it another role. Routers hear of it through the directory; requests that run go on where they are.
+    pub fn set_duty(&self, role: Role) {
+        if self.duty.send_replace(role) != role {
+            tracing::info!(worker = %self.id, %role, "worker has another role");
+            self.publish(*self.lifecycle.borrow(), None);
+        }
     }
 
     pub(crate) fn handle(&self) -> &Handle<WorkerMsg> {
@@ -154,6 +185,7 @@ impl WorkerShared {
     pub(crate) fn close(&self) {
         self.mesh.endpoints().remove(&names::worker_generate(self.id.index));
         self.mesh.endpoints().remove(&names::worker_events(self.id.index));
+        self.mesh.endpoints().remove(&names::worker_kv(self.id.index));
         withdraw(&self.mesh, &names::worker_generate(self.id.index));
         self.lifecycle.send_replace(Lifecycle::Gone);
     }
@@ -162,6 +194,7 @@ impl WorkerShared {
     fn publish(&self, lifecycle: Lifecycle, capabilities: Option<&Capabilities>) {
         let mut labels = BTreeMap::new();
         labels.insert("engine".to_owned(), self.engine.clone());
+        labels.insert("role".to_owned(), self.duty().to_string());
         labels.insert("epoch".to_owned(), self.epoch.load(Ordering::Relaxed).to_string());
         let endpoint = names::worker_generate(self.id.index);
         let instance = Instance {
@@ -226,6 +259,7 @@ impl Actor for Worker {
         }
         let tasks = TaskOwner::new(STREAMS_MAX);
         let (commands, inbox) = sync_channel(COMMANDS_MAX);
+        let (returns, kv) = (Returns::new(commands.clone()), Arc::new(OnceLock::new()));
         let (load_sender, load) = watch::channel(first_report(&shared));
         let (tiers_told, tiers_seen) = watch::channel(None);
         let port = Arc::new(Port {
@@ -235,6 +269,7 @@ impl Actor for Worker {
             tiers: tiers_seen,
             pulse: Arc::new(Pulse::new()),
             limits: Arc::new(OnceLock::new()),
+            kv: kv.clone(),
             tasks: tasks.tasks(),
             next_key: AtomicU64::new(0),
         });
@@ -249,6 +284,10 @@ impl Actor for Worker {
             limits: port.limits.clone(),
             tiers: shared.tiers.clone(),
             tiers_told,
+            returns,
+            kv,
+            agent: shared.agent.clone(),
+            tasks: tasks.tasks(),
             // An actor that has ended needs no news.
             tell: Box::new(move |news| drop(myself.send_message(WorkerMsg::Engine(news)))),
         };

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use starling_ids::TokenId;
 pub use starling_kv::pool::BlockSlot;
+use starling_kv::transport::Region;
 
 use crate::contract::EngineError;
 
@@ -49,6 +50,15 @@ pub struct Computed<'a> {
     pub takes: Duration,
 }
 
+/// Where the blocks of a backend lie: block `slot` begins at `slot * block_bytes`.
+#[derive(Debug, Clone)]
+pub struct KvMemory {
+    /// The memory.
+    pub region: Region,
+    /// Bytes of one block.
+    pub block_bytes: u64,
+}
+
 /// Something that computes batches. Bit-equality is part of the promise: an item's logits depend on its
 /// sequence's tokens and positions alone, never on batch mix, chunking, thread count or block placement.
 pub trait Backend: Send {
@@ -60,6 +70,11 @@ pub trait Backend: Send {
     }
     /// The bytes of one block, all layers, in the layout of the model.
     fn read_block(&self, slot: BlockSlot) -> Vec<u8>;
+    /// The memory its blocks lie in, for transports that read and write them without the backend; `None` when blocks come
+    /// and go by [`Backend::read_block`] and [`Backend::write_block`] alone.
+    fn memory(&self) -> Option<KvMemory> {
+        None
+    }
     /// Overwrites one block. Refused when the length is not the layout's.
     fn write_block(&mut self, slot: BlockSlot, bytes: &[u8]) -> Result<(), EngineError>;
 }

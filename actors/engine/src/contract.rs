@@ -11,6 +11,9 @@ use starling_kv::{
 };
 use thiserror::Error;
 
+pub use crate::scheduler::Adoption;
+use crate::backend::{BlockSlot, KvMemory};
+
 /// What a model is, as far as anyone who does not hold its weights must know. Travels in the directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelCard {
@@ -289,6 +292,31 @@ pub trait Engine: Send {
     fn export_block(&self, hash: BlockHash) -> Option<ExportedBlock>;
     /// Takes a block exported elsewhere under the same layout and seed. It becomes ready for reuse.
     fn import_block(&mut self, block: &ExportedBlock) -> Result<Vec<KvEvent>, EngineError>;
+    /// The memory its blocks lie in, for transports; `None` when blocks come and go by copies alone. Transports read blocks
+    /// that are lent and write blocks that are reserved, without the engine.
+    fn memory(&self) -> Option<KvMemory> {
+        None
+    }
+    /// Pins the ready blocks of a chain after its first `from`, which the same borrower has pinned already. `hashes` are
+    /// those of the full blocks of `tokens`; both are compared. The pins last until [`Engine::give_back`].
+    fn lend(&mut self, _hashes: &[BlockHash], _tokens: &[TokenId], _from: usize) -> Vec<BlockSlot> {
+        Vec::new()
+    }
+    /// Gives lent blocks, or reserved ones that nobody writes to any more, back: each pin and each room once.
+    fn give_back(&mut self, _slots: &[BlockSlot]) {}
+    /// Room for so many blocks that come from elsewhere: all of it, or `None`. It lasts until it is adopted or given back.
+    fn reserve(&mut self, _blocks: usize) -> Option<Vec<BlockSlot>> {
+        None
+    }
+    /// Makes reserved blocks ready for reuse, whose bytes have come and were verified: those of `tokens` from block `first`
+    /// on. All of `slots` are given up by the caller, whatever is taken.
+    fn adopt(&mut self, _seed: HashSeed, _tokens: &[TokenId], _first: usize, slots: &[BlockSlot]) -> Adoption {
+        Adoption { taken: 0, spare: slots.len() }
+    }
+    /// Blocks stored and removed since the last step or call.
+    fn take_events(&mut self) -> Vec<KvEvent> {
+        Vec::new()
+    }
     /// Forgets every block that no sequence pins; returns the events.
     fn clear_cache(&mut self) -> Vec<KvEvent>;
     /// Keeps blocks that leave the device on the tiers that `options` name, and brings them back when that is sooner than

@@ -5,21 +5,22 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use starling_ids::BlockHash;
+use starling_ids::{BlockHash, TokenId};
 use starling_kv::{
     events::KvEvent,
-    pool::{Adopted, BlockState},
+    hash::HashSeed,
+    pool::{Adopted, BlockSlot, BlockState},
     tier::{DiskError, TierInventory, TierOptions, TierStats},
 };
 
 use crate::{
-    backend::{Backend, Batch, BatchItem, Computed, Row},
+    backend::{Backend, Batch, BatchItem, Computed, KvMemory, Row},
     contract::{
         Capabilities, Engine, EngineError, EngineLoad, ExportedBlock, SampledToken, SequenceDelta, SequenceId,
         SequenceRequest, StepOutput, SubmitError, TokenLogprob,
     },
     sampling::{Chooser, Sampler},
-    scheduler::{Outcome, Plan, Scheduler},
+    scheduler::{Adoption, Outcome, Plan, Scheduler},
 };
 
 mod lower;
@@ -159,6 +160,10 @@ impl<B: Backend> Engine for CoreEngine<B> {
                 self.take_arrivals(lower::ARRIVAL_WAIT);
                 return Ok(StepOutput { events: self.news(), ..StepOutput::default() });
             }
+            if self.scheduler.guests() > 0 {
+                // Transfers hold what the first in rank needs; their leases end.
+                return Ok(StepOutput { events: self.news(), idle: true, ..StepOutput::default() });
+            }
             // The scheduler promises that this does not happen; a restart is better than a worker that stands still.
             return Err(EngineError::Step("sequences wait and none can go on".to_owned()));
         }
@@ -212,6 +217,33 @@ impl<B: Backend> Engine for CoreEngine<B> {
             return Err(error);
         }
         Ok(self.news())
+    }
+
+    fn memory(&self) -> Option<KvMemory> {
+        self.backend.memory()
+    }
+
+    fn lend(&mut self, hashes: &[BlockHash], tokens: &[TokenId], from: usize) -> Vec<BlockSlot> {
+        self.scheduler.lend(hashes, tokens, from)
+    }
+
+    fn give_back(&mut self, slots: &[BlockSlot]) {
+        self.scheduler.give_back(slots);
+    }
+
+    fn reserve(&mut self, blocks: usize) -> Option<Vec<BlockSlot>> {
+        let room = self.scheduler.reserve(blocks);
+        // What was evicted for it goes down before a transport writes over it.
+        self.spill();
+        room
+    }
+
+    fn adopt(&mut self, seed: HashSeed, tokens: &[TokenId], first: usize, slots: &[BlockSlot]) -> Adoption {
+        self.scheduler.adopt(seed, tokens, first, slots)
+    }
+
+    fn take_events(&mut self) -> Vec<KvEvent> {
+        self.news()
     }
 
     fn clear_cache(&mut self) -> Vec<KvEvent> {

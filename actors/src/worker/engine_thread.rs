@@ -16,7 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use starling_cluster::stream::{Fault, FaultKind};
+use starling_cluster::{
+    stream::{Fault, FaultKind},
+    supervise::Tasks,
+};
 use starling_engine::{
     Capabilities, Engine, EngineLimits, LoadedModel, SequenceDelta, SequenceId, SequenceRequest, StepOutput,
 };
@@ -25,12 +28,17 @@ use starling_kv::tier::{TierOptions, TierStats};
 use tokio::sync::{mpsc, watch};
 
 use super::{
+    blocks::{Lending, Returns},
     ledger::{Applied, Ledger, RequestKey},
     meter::Meter,
     port::{AnswerStart, Cancels, Command, Delivery, Pulse, Submission},
     publisher::Publisher,
 };
-use crate::report::LoadReport;
+use crate::{
+    report::LoadReport,
+    transfer::Party,
+    transfer_agent::{AgentShared, KvFace},
+};
 
 /// Longest wait for a command while an engine says it is idle with requests in it.
 const RECHECK: Duration = Duration::from_millis(20);
@@ -60,6 +68,10 @@ pub(crate) struct EngineArgs {
     /// Which tiers it has below its device.
     pub(crate) tiers: TierOptions,
     pub(crate) tiers_told: watch::Sender<Option<TierStats>>,
+    pub(crate) returns: Arc<Returns>,
+    pub(crate) kv: Arc<OnceLock<Arc<KvFace>>>,
+    pub(crate) agent: Arc<AgentShared>,
+    pub(crate) tasks: Tasks,
     pub(crate) tell: Box<dyn Fn(EngineNews) + Send>,
 }
 
@@ -117,6 +129,7 @@ struct EngineLoop<'a> {
     ledger: Ledger<mpsc::Sender<Delivery>>,
     publisher: Publisher,
     meter: Meter,
+    lending: Lending,
     /// Requests taken.
     admitted: u64,
 }
@@ -129,10 +142,17 @@ impl<'a> EngineLoop<'a> {
         }
         let capabilities = engine.capabilities().clone();
         args.limits.get_or_init(|| capabilities.limits.clone());
+        if let Some(memory) = engine.memory() {
+            let party = Party { worker: args.worker.clone(), incarnation: args.incarnation };
+            let place = (capabilities.layout_digest, memory);
+            let face = KvFace::new(party, place, &args.returns, &args.agent, &args.tasks);
+            args.kv.get_or_init(|| Arc::new(face));
+        }
         (args.tell)(EngineNews::Ready(Box::new(capabilities)));
         let publisher = Publisher::new(args.worker.clone(), args.incarnation);
         let meter = Meter::new(&args.worker);
-        Self { args, engine, ledger: Ledger::new(), publisher, meter, admitted: 0 }
+        let lending = Lending::new(args.returns.clone());
+        Self { args, engine, ledger: Ledger::new(), publisher, meter, lending, admitted: 0 }
     }
 
     fn run(mut self, stop: &AtomicBool) -> Result<(), String> {
@@ -156,6 +176,7 @@ impl<'a> EngineLoop<'a> {
             for delta in deltas {
                 self.deliver(delta);
             }
+            self.lend();
             let took = if takes.is_zero() { began.elapsed() } else { takes };
             self.meter.observe(&self.args.load, (self.engine.load(), self.admitted), (!idle).then_some(took));
             if let Some(stats) = self.engine.tier_stats() {
@@ -223,11 +244,29 @@ impl<'a> EngineLoop<'a> {
                 // A subscriber that has gone leaves a closed queue, which the next batch removes.
                 reply.send(queue).ok();
             }
+            Command::Lend(watch) => {
+                self.lending.watch(*watch);
+                self.lend();
+            }
+            Command::Room(ask) => self.lending.room(&mut *self.engine, *ask),
+            Command::Arrived(mut arrived) => {
+                self.lending.adopt(&mut *self.engine, &mut arrived);
+                self.publisher.publish(self.engine.take_events());
+                if let Some(submission) = arrived.then {
+                    self.submit(*submission);
+                }
+            }
             Command::Wake => {}
         }
     }
 
+    fn lend(&mut self) {
+        let ledger = &self.ledger;
+        self.lending.serve(&mut *self.engine, |key| ledger.outbox(key).is_some());
+    }
+
     fn apply_cancels(&mut self) {
+        self.lending.collect(&mut *self.engine);
         for key in self.args.cancels.take() {
             self.give_up(key, None);
         }

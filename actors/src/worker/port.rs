@@ -1,4 +1,4 @@
-//! What the outside of a worker shares with its engine thread: commands, cancels, pulse, load.
+//! What the outside of a worker shares with its engine thread: commands, cancels, returned blocks, pulse, load.
 //!
 //! The command channel is bounded; a cancel never needs room in it, since it is a mark beside the channel and
 //! a live request is marked at most once. Built by the worker actor for each of its lives.
@@ -19,8 +19,11 @@ use starling_ids::TokenId;
 use starling_kv::{hash::HashSeed, tier::TierStats};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::ledger::RequestKey;
-use crate::{generate::GenerateFrame, report::LoadReport};
+use super::{
+    blocks::{Arrived, RoomAsk, Watch},
+    ledger::RequestKey,
+};
+use crate::{generate::GenerateFrame, report::LoadReport, transfer_agent::KvFace};
 
 /// Commands that wait for the engine thread; it takes all of them between two steps.
 pub(crate) const COMMANDS_MAX: usize = 1_024;
@@ -71,7 +74,13 @@ pub(crate) enum Command {
     Submit(Box<Submission>),
     /// Send events from now on, after an inventory.
     Subscribe(oneshot::Sender<Option<mpsc::Receiver<Bytes>>>),
-    /// Look at the cancels and at the stop flag.
+    /// Lend blocks of a chain, those that are here and those that become ready.
+    Lend(Box<Watch>),
+    /// Pin what is here of a chain, and reserve room for the rest.
+    Room(Box<RoomAsk>),
+    /// Take blocks that came from elsewhere, then go on.
+    Arrived(Box<Arrived>),
+    /// Look at the cancels, at the returned blocks and at the stop flag.
     Wake,
 }
 
@@ -86,6 +95,8 @@ pub(crate) struct Port {
     pub(crate) pulse: Arc<Pulse>,
     /// Set when the engine is built.
     pub(crate) limits: Arc<OnceLock<EngineLimits>>,
+    /// Set when the engine is built and transports can reach its memory.
+    pub(crate) kv: Arc<OnceLock<Arc<KvFace>>>,
     /// Runs the streams; owned by the actor.
     pub(crate) tasks: Tasks,
     pub(crate) next_key: AtomicU64,

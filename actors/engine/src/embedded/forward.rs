@@ -21,7 +21,7 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    backend::{Backend, Batch, BatchItem, BlockSlot, Computed, Row},
+    backend::{Backend, Batch, BatchItem, BlockSlot, Computed, KvMemory, Row},
     contract::EngineError,
     loader::Activations,
 };
@@ -169,7 +169,12 @@ impl Backend for CpuBackend {
     }
 
     fn read_block(&self, slot: BlockSlot) -> Vec<u8> {
-        self.cache.read(slot).map(<[u8]>::to_vec).unwrap_or_default()
+        self.cache.read(slot).unwrap_or_default()
+    }
+
+    fn memory(&self) -> Option<KvMemory> {
+        let block_bytes = KvShape::of(&self.model.config).block_bytes() as u64;
+        self.cache.region().map(|region| KvMemory { region: region.clone(), block_bytes })
     }
 
     fn write_block(&mut self, slot: BlockSlot, bytes: &[u8]) -> Result<(), EngineError> {

@@ -2,10 +2,12 @@
 //!
 //! One block holds 16 tokens of all layers: for each layer and key-value head the keys as `[dim][16]` (16 tokens
 //! are one register when scores are computed), then the values as `[16][dim]`; f16, little endian.
-//! Called by the forward pass; calls the memory map. Never: hands out or frees a block; that is the pool's.
+//! Called by the forward pass; the memory is a region that transports read and write besides, each its own blocks: the
+//! pool's states say whose a block is. So no reference to more than one block's numbers is ever made here.
+//! Never: hands out or frees a block; that is the pool's.
 //! Bounds: one allocation of `slots` blocks, backed by the system as it is first written.
 
-use memmap2::MmapMut;
+use starling_kv::transport::Region;
 
 use super::{config::LlamaConfig, kernels::generic::KEYS};
 use crate::backend::BlockSlot;
@@ -51,7 +53,7 @@ impl KvShape {
 /// The memory of one engine.
 #[derive(Debug)]
 pub(super) struct KvStore {
-    map: Option<MmapMut>,
+    region: Option<Region>,
     shape: KvShape,
     slots: usize,
 }
@@ -73,17 +75,13 @@ impl KvStore {
     /// Reserves `slots` blocks.
     pub(super) fn new(shape: KvShape, slots: usize) -> Result<Self, std::io::Error> {
         let bytes = shape.block_bytes().saturating_mul(slots);
-        let map = MmapMut::map_anon(bytes.max(1))?;
-        #[cfg(target_os = "linux")]
-        if let Err(error) = map.advise(memmap2::Advice::HugePage) {
-            tracing::debug!(%error, "no huge pages for keys and values");
-        }
-        Ok(Self { map: Some(map), shape, slots })
+        let region = Region::shared("starling-kv", bytes).map_err(std::io::Error::other)?;
+        Ok(Self { region: Some(region), shape, slots })
     }
 
     /// No blocks at all, and no memory.
     pub(super) fn empty(shape: KvShape) -> Self {
-        Self { map: None, shape, slots: 0 }
+        Self { region: None, shape, slots: 0 }
     }
 
     /// Blocks.
@@ -91,40 +89,42 @@ impl KvStore {
         self.slots
     }
 
-    fn elements(&self) -> &[u16] {
-        let Some(map) = &self.map else { return &[] };
-        let len = self.slots * self.shape.elements();
-        // SAFETY: the map is page-aligned, at least `2 * len` bytes long, and any bits are a valid u16.
-        unsafe { std::slice::from_raw_parts(map.as_ptr().cast(), len) }
+    /// The memory, for transports.
+    pub(super) fn region(&self) -> Option<&Region> {
+        self.region.as_ref()
     }
 
     /// Keys `[dim][16]` and values `[16][dim]` of one head in one layer of block `slot`.
     pub(super) fn head(&self, slot: BlockSlot, layer: usize, head: usize) -> (&[u16], &[u16]) {
         let (at, part) = (self.shape.at(slot, layer, head), self.shape.part());
-        self.elements()[at..at + 2 * part].split_at(part)
+        let bytes = (4 * part) as u64;
+        let Some(first) = self.region.as_ref().and_then(|region| region.at(2 * at as u64, bytes)) else {
+            return (&[], &[]);
+        };
+        // SAFETY: the region is page-aligned and `at` counts u16; `bytes` bytes from there on lie inside, and any bits are
+        // a valid u16. The block is read or filled by a sequence of this engine, so no transport writes to it.
+        unsafe { std::slice::from_raw_parts(first.cast::<u16>().cast_const(), 2 * part) }.split_at(part)
     }
 
     /// A way to write tokens from several threads while the borrow of the store is idle.
     pub(super) fn writer(&mut self) -> KvWriter {
-        let base = self.map.as_mut().map_or(std::ptr::null_mut(), |map| map.as_mut_ptr().cast());
+        let base = self.region.as_ref().map_or(std::ptr::null_mut(), |region| region.base().cast());
         KvWriter { base, shape: self.shape, slots: self.slots }
     }
 
     /// The bytes of block `slot`.
-    pub(super) fn read(&self, slot: BlockSlot) -> Option<&[u8]> {
-        let len = self.shape.block_bytes();
-        let at = slot.0 as usize * len;
-        self.map.as_ref().filter(|_| (slot.0 as usize) < self.slots)?.get(at..at + len)
+    pub(super) fn read(&self, slot: BlockSlot) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; self.shape.block_bytes()];
+        let at = slot.0 as u64 * bytes.len() as u64;
+        self.region.as_ref().filter(|_| (slot.0 as usize) < self.slots)?.read(at, &mut bytes)?;
+        Some(bytes)
     }
 
     /// Overwrites block `slot`; `Err` has the length that would be right.
     pub(super) fn write(&mut self, slot: BlockSlot, bytes: &[u8]) -> Result<(), usize> {
         let len = self.shape.block_bytes();
-        let Some(map) = self.map.as_mut().filter(|_| bytes.len() == len && (slot.0 as usize) < self.slots) else {
-            return Err(len);
-        };
-        map[slot.0 as usize * len..][..len].copy_from_slice(bytes);
-        Ok(())
+        let region = self.region.as_ref().filter(|_| bytes.len() == len && (slot.0 as usize) < self.slots);
+        region.and_then(|region| region.write(slot.0 as u64 * len as u64, bytes)).ok_or(len)
     }
 }
 

@@ -11,6 +11,7 @@
 mod admit;
 mod commit;
 mod fetch;
+mod guests;
 mod plan;
 mod sequence;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use starling_kv::{pool::BlockPool, tier::Ticket};
 
 pub use commit::{Advance, Outcome};
 pub use fetch::{Awaited, Below, Fetch};
+pub use guests::Adoption;
 pub use plan::{Plan, PlanItem};
 pub use sequence::Sequence;
 
@@ -59,6 +61,8 @@ pub struct Scheduler {
     claims: HashMap<BlockHash, SequenceId>,
     arrivals: u64,
     totals: Totals,
+    /// Pins and room that transfers hold.
+    guests: usize,
 }
 
 impl Scheduler {
@@ -86,6 +90,7 @@ impl Scheduler {
             claims: HashMap::new(),
             arrivals: 0,
             totals: Totals::default(),
+            guests: 0,
         }
     }
 
@@ -208,10 +213,11 @@ impl Scheduler {
         self.pool.check()?;
         let held: usize = self.sequences.values().map(|sequence| sequence.blocks().len()).sum();
         let counts = self.pool.counts();
-        if self.sequences.is_empty() && (counts.pinned + counts.filling > 0 || !self.claims.is_empty()) {
+        let at_rest = self.sequences.is_empty() && self.guests == 0;
+        if at_rest && (counts.pinned + counts.filling > 0 || !self.claims.is_empty()) {
             return Err(format!("at rest: {counts:?}, {} claims", self.claims.len()));
         }
-        if held < (counts.pinned + counts.filling) as usize {
+        if held + self.guests < (counts.pinned + counts.filling) as usize {
             return Err(format!("{counts:?}, sequences hold {held}"));
         }
         let queued = self.waiting.len() + self.active();
