@@ -7,7 +7,7 @@
 use std::{error::Error, sync::Arc, time::Duration};
 
 use starling::worker::{
-    Backend, Batch, BlockSlot, Computed, EngineError, Node, NodeOptions, Row, TextModel, TokenId, WorkerRole,
+    Backend, Batch, BlockSlot, Computed, EngineError, Node, NodeOptions, Role, Row, TextModel, TokenId, WorkerRole,
 };
 use starling::{JoinConfig, Mesh};
 
@@ -41,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let [seed, key] = &args[..] else { return Err("usage: custom_worker HOST:PORT KEY_FILE".into()) };
     let mesh = Mesh::join(JoinConfig::new("alphabet-1").key_file(key).seed(seed)).await?;
     let model = Arc::new(TextModel::new("alphabet", || Alphabet)?);
-    let role = WorkerRole { model, engine: "alphabet".to_owned(), count: 1 };
+    let role = WorkerRole { model, engine: "alphabet".to_owned(), count: 1, duty: Role::Both };
     let node = Node::start(&mesh, NodeOptions { worker: Some(role), ..NodeOptions::default() }).await?;
     node.ready().await;
     println!("ready {}", mesh.address());

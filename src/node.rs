@@ -214,6 +214,7 @@ impl Node {
             model,
             engine: engine_label(config.engine).to_owned(),
             count: config.workers,
+            duty: config.worker_role,
         });
         let policy = PolicyConfig::named(config.policy);
         let tiers = tiers(config, mesh)?;

@@ -4,7 +4,10 @@
 //! the engine's. [`TextModel`] adds a tokenizer with one token a byte, so that a made-up model needs no file; a real one
 //! implements [`LoadedModel`] with its own tokenizer. [`Node::start`] makes it a worker that routers find.
 
-pub use starling_actors::tree::{Node, NodeError, NodeOptions, WorkerRole};
+pub use starling_actors::{
+    route::split::Role,
+    tree::{Node, NodeError, NodeOptions, WorkerRole},
+};
 pub use starling_engine::{
     Capabilities, Engine, EngineError, EngineKind, EngineLimits, LoadError, LoadedModel, ModelCard, ModelOptions,
     TokenizerBundle,

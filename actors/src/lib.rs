@@ -19,6 +19,7 @@ mod seat;
 #[cfg(test)]
 mod testing;
 pub mod transfer;
+mod transfer_agent;
 pub mod tree;
 pub mod view;
 pub mod worker;

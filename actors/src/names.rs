@@ -45,6 +45,9 @@ pub const OP_RECEIPTS: &str = "router/receipts";
 /// The operation of a worker node that tells the caches of its workers: takes nothing, answers `Vec<CacheRow>`.
 pub const OP_CACHES: &str = "worker/caches";
 
+/// The operation of a worker node that gives one of its workers another role: takes (index, role), answers the role before.
+pub const OP_ROLE: &str = "worker/role";
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,7 @@ use starling_engine::EngineLoad;
 use starling_ids::{BlockHash, Incarnation, WorkerId};
 use starling_kv::{events::EventBatch, index::Tier};
 
-use crate::route::rates::Rates;
+use crate::route::{rates::Rates, split::KvLink};
 
 /// Blocks in one part of an inventory, so that a part stays below 64 KiB.
 pub const INVENTORY_PART_BLOCKS: usize = 1_024;
@@ -59,6 +59,9 @@ pub struct LoadReport {
     /// Requests that its engine has taken in this life of the worker; those of them that have not ended are in `load`.
     #[serde(default)]
     pub admitted: u64,
+    /// How fast blocks come to it from others.
+    #[serde(default)]
+    pub link: KvLink,
 }
 
 impl LoadReport {
@@ -89,6 +92,7 @@ mod tests {
             rates: None,
             turn_age_ms: 0,
             admitted: 0,
+            link: KvLink::default(),
         }
     }
 

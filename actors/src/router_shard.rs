@@ -255,10 +255,10 @@ fn decide(shared: &ShardShared, context: &Context, body: &[u8]) -> Result<(Arc<F
 
 /// A decision with its guard: dropped, it is given back.
 fn reserved(mind: &Arc<Mutex<Mind>>, model: ModelId, decision: Decision) -> Result<Reserved, Fault> {
-    let Decision { ticket, worker, incarnation, hit_blocks, .. } = decision;
+    let Decision { ticket, worker, incarnation, hit_blocks, source, .. } = decision;
     let guard = Reservation::new(mind.clone(), model, ticket);
     metrics::counter!(Metric::RouterHitPredicted.name()).increment(u64::from(hit_blocks));
-    let reply = rmp_serde::to_vec(&RouteReply { worker, incarnation, hit_blocks })
+    let reply = rmp_serde::to_vec(&RouteReply { worker, incarnation, hit_blocks, source })
         .map_err(|error| Fault::new(FaultKind::Internal, format!("the reply could not be encoded: {error}")))?;
     Ok(Reserved { guard, reply: reply.into() })
 }

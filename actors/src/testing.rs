@@ -26,6 +26,7 @@ use crate::{
     client::{Call, GenerateStream},
     generate::{GenerateError, GenerateFrame, GenerateSpec},
     route::queue::QueueConfig,
+    route::split::Role,
     tree::{Node, NodeOptions, WorkerRole},
 };
 
@@ -260,7 +261,7 @@ impl Rig {
 
     /// Every worker of this model serving and heard.
     pub(crate) async fn with_model(name: &str, model: Arc<dyn LoadedModel>, count: u16) -> Self {
-        let role = WorkerRole { model, engine: "simulated".to_owned(), count };
+        let role = WorkerRole { model, engine: "simulated".to_owned(), count, duty: Role::Both };
         let options = NodeOptions { worker: Some(role), router: true, ..NodeOptions::default() };
         let rig = Self::begin(name, options, Vec::new()).await;
         rig.heard(count).await;
@@ -269,16 +270,25 @@ impl Rig {
 
     /// The same as [`Rig::ready`] with another queue.
     pub(crate) async fn queueing(name: &str, model: TestModel, count: u16, queue: QueueConfig) -> Self {
-        let role = WorkerRole { model: Arc::new(model), engine: "test".to_owned(), count };
+        let role = WorkerRole { model: Arc::new(model), engine: "test".to_owned(), count, duty: Role::Both };
         let options = NodeOptions { worker: Some(role), router: true, queue, ..NodeOptions::default() };
         let rig = Self::begin(name, options, Vec::new()).await;
         rig.heard(count).await;
         rig
     }
 
+    /// A node with workers of this model and without a router, which joins others through seeds.
+    pub(crate) async fn join_model(name: &str, model: Arc<dyn LoadedModel>, count: u16, seeds: Vec<String>) -> Self {
+        let role = WorkerRole { model, engine: "simulated".to_owned(), count, duty: Role::Both };
+        let rig = Self::begin(name, NodeOptions { worker: Some(role), ..NodeOptions::default() }, seeds).await;
+        within("ready", rig.node.ready()).await;
+        rig
+    }
+
     /// A node that joins others through seeds.
     pub(crate) async fn join(name: &str, workers: Option<(TestModel, u16)>, router: bool, seeds: Vec<String>) -> Self {
-        let role = |(model, count)| WorkerRole { model: Arc::new(model), engine: "test".to_owned(), count };
+        let role =
+            |(model, count)| WorkerRole { model: Arc::new(model), engine: "test".to_owned(), count, duty: Role::Both };
         Self::begin(name, NodeOptions { worker: workers.map(role), router, ..NodeOptions::default() }, seeds).await
     }
 

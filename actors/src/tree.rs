@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! workers            supervisor, in the worker role
+//! ├─ workers/transfer  TransferAgent: KV blocks between workers
 //! ├─ workers/0       Worker: one engine
 //! └─ workers/N
 //! router             supervisor, in the router role
@@ -39,8 +40,10 @@ use crate::{
         policy::{PolicyConfig, PolicyError},
         queue::QueueConfig,
         receipt::Receipt,
+        split::Role,
     },
     router_shard::{RouterShard, ShardShared},
+    transfer_agent::{AgentShared, TransferAgent},
     view::View,
     worker::{Worker, WorkerShared},
 };
@@ -54,6 +57,8 @@ pub struct WorkerRole {
     pub engine: String,
     /// How many workers, at least 1.
     pub count: u16,
+    /// What they are for, until told otherwise.
+    pub duty: Role,
 }
 
 /// Which parts of the cast a node runs.
@@ -223,14 +228,19 @@ impl Node {
         let supervisor = self.mesh.supervisor().child_supervisor("workers", Policy::default()).await?;
         self.supervisors.push(supervisor.clone());
         let bundle = cards::put(&self.mesh, role.model.bundle()).ok_or(NodeError::Bundle)?;
+        let agent = AgentShared::new(&self.mesh);
+        let (handle, shared) = (agent.handle().clone(), agent.clone());
+        let make = move || (TransferAgent, shared.clone());
+        supervisor.add(child("transfer", "transfer-agent", Restart::Permanent, &handle, make)).await?;
         for index in 0..role.count {
-            let shared = WorkerShared::new(&self.mesh, index, &role, Some(bundle), tiers.clone());
+            let shared = WorkerShared::new(&self.mesh, index, &role, (Some(bundle), &agent), tiers.clone());
             self.workers.push(shared.clone());
             let handle = shared.handle().clone();
             let make = move || (Worker, shared.clone());
             supervisor.add(child(index.to_string(), "worker", Restart::Permanent, &handle, make)).await?;
         }
         serve_caches(&self.mesh, self.workers.clone());
+        serve_roles(&self.mesh, &self.workers);
         Ok(())
     }
 
@@ -264,6 +274,25 @@ fn serve_caches(mesh: &Mesh, workers: Vec<Arc<WorkerShared>>) {
         Box::pin(std::future::ready(answer))
     };
     mesh.serve_op(names::OP_CACHES, Arc::new(answer));
+}
+
+/// Gives workers other roles, also when other nodes ask for it.
+fn serve_roles(mesh: &Mesh, workers: &[Arc<WorkerShared>]) {
+    let workers = workers.to_vec();
+    let answer = move |_from: NodeId, body: Bytes| -> BoxFuture<'static, Result<Bytes, Fault>> {
+        let workers = workers.clone();
+        Box::pin(async move {
+            let asked: Result<(u16, Role), _> = rmp_serde::from_slice(&body);
+            let (index, role) = asked.map_err(|error| Fault::new(FaultKind::Invalid, error.to_string()))?;
+            let worker = workers.iter().find(|worker| worker.id().index == index);
+            let worker = worker.ok_or_else(|| Fault::new(FaultKind::NotFound, format!("no worker {index} here")))?;
+            let before = worker.duty();
+            worker.set_duty(role);
+            let bytes = rmp_serde::to_vec(&before);
+            bytes.map(Bytes::from).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
+        })
+    };
+    mesh.serve_op(names::OP_ROLE, Arc::new(answer));
 }
 
 /// Answers why requests went where they went, also to other nodes.

@@ -16,8 +16,8 @@ mod ledger;
 mod meter;
 mod port;
 mod publisher;
-mod source;
 pub mod rates;
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -47,14 +47,13 @@ use crate::{
     cache_report::{self, CacheRow},
     cards, names,
     report::LoadReport,
-    route::split::Role,
+    route::split::{KvLink, Role},
     seat::{Seat, Seated},
     transfer_agent::{AgentShared, KvDoor},
     tree::WorkerRole,
 };
-pub(crate) use blocks::{Blocks, Lent, Returns, Room, RoomAsk, Watch};
+pub(crate) use blocks::{Blocks, Lent, Returns, Watch};
 pub(crate) use forward::InFlightGuard;
-pub(crate) use ledger::RequestKey;
 pub(crate) use port::{AnswerStart, CancelGuard, Command, Delivery, Port, Submission};
 
 use doors::{EventsDoor, GenerateDoor};
@@ -153,7 +152,8 @@ impl WorkerShared {
     pub fn set_duty(&self, role: Role) {
         if self.duty.send_replace(role) != role {
             tracing::info!(worker = %self.id, %role, "worker has another role");
-            self.publish(*self.lifecycle.borrow(), None);
+            let lifecycle = *self.lifecycle.borrow();
+            self.publish(lifecycle, None);
         }
     }
 
@@ -325,5 +325,6 @@ fn first_report(shared: &WorkerShared) -> LoadReport {
         rates: None,
         turn_age_ms: 0,
         admitted: 0,
+        link: KvLink::default(),
     }
 }

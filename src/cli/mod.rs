@@ -15,6 +15,7 @@ mod join;
 mod keys;
 mod kv;
 mod nodes;
+mod role;
 mod sse;
 mod table;
 mod up;
@@ -69,6 +70,7 @@ enum Verb {
     Nodes(nodes::Nodes),
     Instances(instances::Instances),
     Actors(actors::Actors),
+    Role(role::SetRole),
     Why(why::Why),
     Chat(chat::Chat),
     Config(config::ShowConfig),
@@ -142,6 +144,7 @@ async fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Nodes(nodes) => nodes.run().await,
         Verb::Instances(instances) => instances.run().await,
         Verb::Actors(actors) => actors.run().await,
+        Verb::Role(role) => role.run().await,
         Verb::Why(why) => why.run().await,
         Verb::Chat(chat) => Box::pin(chat.run()).await,
         Verb::Config(config) => config.run(),

@@ -85,6 +85,10 @@ fn print_receipt(router: &str, receipt: &Receipt) {
     for (worker, breaker) in &receipt.cut_off {
         println!("{worker} was passed over, it keeps failing: breaker {breaker}");
     }
+    if let Some((decode, source)) = &receipt.source {
+        let what = if source.compute { "computes the prompt" } else { "gives its first blocks" };
+        println!("{} {what} ({} blocks), {decode} answers", source.worker, source.blocks);
+    }
     match receipt.outcome {
         Some(outcome) => println!(
             "came of it: {} of {} prompt tokens cached, first token after {:.0} ms, {} tokens in {:.0} ms, {} workers lost",

@@ -10,7 +10,7 @@ pub mod settings;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
-use starling_actors::route::{policy::PolicyName, queue::QueueConfig};
+use starling_actors::route::{policy::PolicyName, queue::QueueConfig, split::Role};
 use starling_engine::{Activations, EngineKind, KernelChoice};
 use starling_ids::{ModelId, NodeId};
 use thiserror::Error;
@@ -130,6 +130,8 @@ pub struct Config {
     pub policy: PolicyName,
     /// Who waits at the router, and for how long.
     pub queue: QueueConfig,
+    /// What its workers are for.
+    pub worker_role: Role,
     /// File with the API keys of the gateway; `None` leaves the API open.
     pub api_keys_file: Option<PathBuf>,
     /// Members to join by, `host:port` or `file:path`.
@@ -197,6 +199,7 @@ impl Config {
             key_file: read.path("key-file")?,
             policy: read.parsed("policy")?.unwrap_or_default(),
             queue: read.queue()?,
+            worker_role: read.parsed("worker-role")?.unwrap_or_default(),
             api_keys_file: read.path("api-keys-file")?,
             seeds: read.seeds()?,
             labels: read.labels()?,

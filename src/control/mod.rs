@@ -26,6 +26,8 @@ pub mod op {
     pub const WHY: &str = "node/why";
     /// The caches of every worker: answers a [`super::Caches`].
     pub const CACHES: &str = "node/caches";
+    /// (worker as `NODE/INDEX`, role): gives it the role; answers the role before.
+    pub const ROLE: &str = "node/role";
     /// A [`super::KeysAsk`]: answers a [`super::KeysTold`].
     pub const KEYS: &str = "node/keys";
     /// A path: makes that actor panic; answers whether there is one.

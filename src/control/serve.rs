@@ -10,8 +10,8 @@ use futures::{StreamExt, future::BoxFuture};
 use serde::Serialize;
 use starling_actors::{
     cache_report::CacheRow,
-    names::{OP_CACHES, OP_RECEIPTS},
-    route::receipt::Receipt,
+    names::{OP_CACHES, OP_RECEIPTS, OP_ROLE},
+    route::{receipt::Receipt, split::Role},
 };
 use starling_cluster::{
     discovery::InstanceKind,
@@ -40,6 +40,7 @@ pub fn serve(mesh: &Mesh) {
     answer(mesh, op::ACTORS, |mesh, _| Box::pin(async move { encode(&all_actors(&mesh).await) }));
     answer(mesh, op::CACHES, |mesh, _| Box::pin(async move { encode(&caches(&mesh).await) }));
     answer(mesh, op::WHY, |mesh, body| Box::pin(async move { encode(&why(&mesh, body).await) }));
+    answer(mesh, op::ROLE, |mesh, body| Box::pin(async move { set_role(&mesh, &body).await }));
     answer(mesh, op::KEYS, |mesh, body| Box::pin(async move { super::keys::answer(&mesh, &body).await }));
     answer(mesh, op::PANIC, |mesh, body| {
         Box::pin(async move {
@@ -137,6 +138,20 @@ async fn why(mesh: &Mesh, request: Bytes) -> Why {
     why.receipts.sort_by(|(a, _), (b, _)| a.cmp(b));
     why.missing.sort_by(|a, b| a.node.cmp(&b.node));
     why
+}
+
+/// Hands a change of role to the worker's node.
+async fn set_role(mesh: &Mesh, body: &[u8]) -> Result<Bytes, Fault> {
+    let invalid = |reason: String| Fault::new(FaultKind::Invalid, reason);
+    let (worker, role): (String, Role) = rmp_serde::from_slice(body).map_err(|error| invalid(error.to_string()))?;
+    let parts = worker.rsplit_once('/').and_then(|(node, index)| Some((NodeId::new(node).ok()?, index.parse().ok()?)));
+    let form = || invalid(format!("`{worker}` is no worker; write NODE/INDEX, for example host-a/0"));
+    let (node, index): (NodeId, u16) = parts.ok_or_else(form)?;
+    let asked =
+        rmp_serde::to_vec(&(index, role)).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))?;
+    let before = mesh.call(&node, OP_ROLE, asked.into(), MEMBER_ANSWERS_WITHIN).await?;
+    let before: Role = rmp_serde::from_slice(&before).map_err(|error| invalid(error.to_string()))?;
+    encode(&before)
 }
 
 async fn ask_router(mesh: Mesh, node: NodeId, request: Bytes) -> Result<Vec<(String, Receipt)>, Missing> {

@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 use starling::{
     ClusterConfig, KeyRing, Mesh,
-    worker::{Backend, Batch, BlockSlot, Computed, EngineError, NodeOptions, Row, TextModel, WorkerRole},
+    worker::{Backend, Batch, BlockSlot, Computed, EngineError, NodeOptions, Role, Row, TextModel, WorkerRole},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -186,7 +186,7 @@ async fn err_05_over_sockets_a_worker_that_fails_once_costs_a_pause_and_no_token
     let shared = (steps.clone(), fails_at.clone());
     let make = move || Fragile { steps: shared.0.clone(), fails_at: shared.1.clone() };
     let model = Arc::new(TextModel::new("fragile", make).unwrap());
-    let role = WorkerRole { model, engine: "fragile".to_owned(), count: 1 };
+    let role = WorkerRole { model, engine: "fragile".to_owned(), count: 1, duty: Role::Both };
     let worker = starling::worker::Node::start(&mesh, NodeOptions { worker: Some(role), ..NodeOptions::default() })
         .await
         .unwrap();

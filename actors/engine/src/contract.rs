@@ -11,8 +11,8 @@ use starling_kv::{
 };
 use thiserror::Error;
 
-pub use crate::scheduler::Adoption;
 use crate::backend::{BlockSlot, KvMemory};
+pub use crate::scheduler::Adoption;
 
 /// What a model is, as far as anyone who does not hold its weights must know. Travels in the directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

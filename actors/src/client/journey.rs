@@ -19,7 +19,7 @@ use super::{
     route::{Hold, Routed, route},
 };
 use crate::{
-    generate::{Accepted, GenerateError, GenerateFrame, GenerateSpec, RouteNote, RouteRequest, SoFar},
+    generate::{Accepted, GenerateError, GenerateFrame, GenerateSpec, KvSource, RouteNote, RouteRequest, SoFar},
     names,
 };
 
@@ -60,6 +60,7 @@ struct Sent<'a> {
     spec: &'a GenerateSpec,
     worker: &'a WorkerId,
     incarnation: Incarnation,
+    source: Option<&'a KvSource>,
 }
 
 impl Journey {
@@ -177,7 +178,12 @@ impl Journey {
     }
 
     async fn open(&self, routed: &Routed) -> Result<Opened, StreamError> {
-        let sent = Sent { spec: &self.spec, worker: &routed.worker, incarnation: routed.incarnation };
+        let sent = Sent {
+            spec: &self.spec,
+            worker: &routed.worker,
+            incarnation: routed.incarnation,
+            source: routed.source.as_ref(),
+        };
         let body = rmp_serde::to_vec(&sent).map_err(|error| StreamError::Broken(error.to_string()))?;
         let endpoint = names::worker_generate(routed.worker.index);
         let mesh = self.inner.view.mesh();

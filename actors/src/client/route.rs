@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::{Inner, SIGN_MAX, outcome::Tries, own_load::OwnGuard};
 use crate::{
-    generate::{RouteNote, RouteReply, RouteRequest},
+    generate::{KvSource, RouteNote, RouteReply, RouteRequest},
     indexer::knowledge::WorkerStatus,
     names,
     route::{
@@ -39,6 +39,7 @@ pub(super) struct Routed {
     pub(super) worker: WorkerId,
     pub(super) incarnation: Incarnation,
     pub(super) hit_blocks: u32,
+    pub(super) source: Option<KvSource>,
     pub(super) hold: Hold,
 }
 
@@ -195,7 +196,7 @@ fn choose(inner: &Inner, catalog: &Catalog, ask: &RouteRequest) -> Option<RouteR
     };
     let loads: Vec<u32> = workers.iter().zip(known).map(|(worker, status)| last_load(inner, worker, status)).collect();
     let chosen = workers.get(two_choices(&loads, rand::random())?)?;
-    Some(RouteReply { worker: chosen.id.clone(), incarnation: chosen.incarnation, hit_blocks: 0 })
+    Some(RouteReply { worker: chosen.id.clone(), incarnation: chosen.incarnation, hit_blocks: 0, source: None })
 }
 
 fn last_load(inner: &Inner, worker: &CatalogWorker, status: Option<WorkerStatus>) -> u32 {
@@ -205,7 +206,7 @@ fn last_load(inner: &Inner, worker: &CatalogWorker, status: Option<WorkerStatus>
 }
 
 fn routed(inner: &Inner, reply: RouteReply, reservation: Option<Line>) -> Routed {
-    let RouteReply { worker, incarnation, hit_blocks } = reply;
+    let RouteReply { worker, incarnation, hit_blocks, source } = reply;
     let hold = Hold { reservation, _own: inner.own.count(&worker, incarnation) };
-    Routed { worker, incarnation, hit_blocks, hold }
+    Routed { worker, incarnation, hit_blocks, source, hold }
 }

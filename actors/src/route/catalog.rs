@@ -16,6 +16,7 @@ use starling_cluster::{
 use starling_engine::{Capabilities, EngineLimits, ModelCard};
 use starling_ids::{Incarnation, ModelId, NodeId, WorkerId};
 
+use super::split::Role;
 use crate::names;
 
 /// A worker that can be asked.
@@ -27,6 +28,8 @@ pub struct CatalogWorker {
     pub incarnation: Incarnation,
     /// Bounds of its engine.
     pub limits: EngineLimits,
+    /// What it is for.
+    pub role: Role,
     /// Its node failed a probe and may refute: taken only when no other worker is left.
     pub suspect: bool,
 }
@@ -119,6 +122,8 @@ impl Catalog {
             id,
             incarnation: view.record.incarnation,
             limits: capabilities.limits.clone(),
+            // A word of a newer release is no reason to leave a worker out.
+            role: instance.labels.get("role").and_then(|role| role.parse().ok()).unwrap_or_default(),
             suspect: routable == Routable::LastResort,
         };
         match self.models.get_mut(&capabilities.card.id) {

@@ -20,7 +20,9 @@ use super::{
     policy::{Choice, Policy, Question, Scratch, mix},
     queue::rooms::Rooms,
     receipt::{CANDIDATES_MAX, Judged, Outcome, Receipt, Receipts},
+    split::{self, Source},
 };
+use crate::generate::KvSource;
 
 /// How long a reservation that its worker has not confirmed counts beside the worker's own account: on its way, or lost.
 const ON_THE_WAY: Duration = Duration::from_secs(2);
@@ -68,6 +70,8 @@ pub struct Decision {
     pub hit_blocks: u32,
     /// Its cost and how many were as good.
     pub choice: Choice,
+    /// Where its first blocks are to come from.
+    pub source: Option<KvSource>,
 }
 
 /// Names one reservation of one desk.
@@ -81,6 +85,8 @@ struct Held {
     sequences: u32,
     /// Prompt tokens and blocks still counted beside the worker's account.
     unreported: Option<(u64, u64)>,
+    /// The reservation where its prompt is computed, until that is done.
+    partner: Option<Ticket>,
 }
 
 /// A reservation that its worker's account does not cover.
@@ -239,6 +245,10 @@ impl Desk {
         let ask = Ask { answer_expected: self.answer_expected(ask.answer_tokens_max), ..*ask };
         self.gate.learn(&ask, &mut self.fleet, now);
         self.gate.list(&ask, &self.fleet, now, &mut self.eligible);
+        let places = &self.fleet.places;
+        if self.eligible.iter().any(|slot| places[*slot].role.decodes()) {
+            self.eligible.retain(|slot| places[*slot].role.decodes());
+        }
         for (slot, depth) in hits {
             if let Some(hit) = self.hits.get_mut(*slot) {
                 *hit = *depth;
@@ -248,9 +258,14 @@ impl Desk {
         let question = Question { ask: &ask, fleet: &self.fleet, hits: &self.hits, draw };
         let choice = self.policy.choose(&question, &self.eligible, &mut self.scratch);
         let receipt = choice.as_ref().map(|choice| self.receipt(&question, choice, now));
-        let decision = choice.and_then(|choice| self.reserve(&ask, choice, now));
+        let joint = choice.map(|choice| {
+            let (slot, source) = split::join(&question, &self.eligible, choice.slot);
+            (Choice { slot, ..choice }, source)
+        });
+        let decision = joint.and_then(|(choice, source)| self.reserve(&ask, choice, source, now));
         if let (Some(receipt), Some(decision)) = (receipt, &decision) {
-            self.receipts.push(decision.ticket, receipt);
+            let source = decision.source.clone().map(|source| (decision.worker.clone(), source));
+            self.receipts.push(decision.ticket, Receipt { source, ..receipt });
         }
         for (slot, _) in hits {
             if let Some(hit) = self.hits.get_mut(*slot) {
@@ -262,9 +277,13 @@ impl Desk {
 
     /// A request's first token came back. True when that closes its worker's breaker.
     pub fn prefilled(&mut self, ticket: Ticket) -> bool {
-        let Some(held) = self.held.get(&ticket) else { return false };
-        self.policy.prefilled(held.request, held.slot);
-        self.gate.worked(held.slot)
+        let Some(held) = self.held.get_mut(&ticket) else { return false };
+        let (slot, partner) = (held.slot, held.partner.take());
+        self.policy.prefilled(held.request, slot);
+        if let Some(partner) = partner {
+            self.release(partner);
+        }
+        self.gate.worked(slot)
     }
 
     /// Its worker failed a request before the first token. True when that opens its breaker.
@@ -305,6 +324,9 @@ impl Desk {
         self.fleet.requests[slot] -= 1;
         self.fleet.sequences[slot] -= held.sequences;
         self.policy.released(held.request, slot);
+        if let Some(partner) = held.partner {
+            self.release(partner);
+        }
         true
     }
 
@@ -350,29 +372,55 @@ impl Desk {
             outcome: None,
             cut_off: self.cut_off(now).map(|(worker, state)| (worker.clone(), state.label().to_owned())).collect(),
             waited_ms: 0.0,
+            source: None,
         }
     }
 
-    fn reserve(&mut self, ask: &Ask<'_>, choice: Choice, now: Duration) -> Option<Decision> {
+    fn reserve(&mut self, ask: &Ask<'_>, choice: Choice, source: Option<Source>, now: Duration) -> Option<Decision> {
         let slot = choice.slot;
         let (worker, incarnation) = self.fleet.life(slot)?.clone();
+        let hit_blocks = self.hits[slot];
+        let (tokens, blocks) = missing(ask, hit_blocks);
+        let sequences = ask.choices.max(1);
+        // The prompt counts where it is computed; its blocks where they stay.
+        let partner = source.filter(|source| source.compute).map(|source| {
+            let load = missing(ask, self.hits[source.slot]);
+            self.count(ask.request, source.slot, (1, load.0, load.1), now)
+        });
+        let tokens = if partner.is_some() { 1 } else { tokens };
+        let ticket = self.count(ask.request, slot, (sequences, tokens, blocks), now);
+        if let Some(held) = self.held.get_mut(&ticket) {
+            held.partner = partner;
+        }
+        self.gate.sent(slot, ticket, now);
+        self.policy.reserved(ask, slot, hit_blocks);
+        let source = source.and_then(|source| {
+            let (worker, incarnation) = self.fleet.life(source.slot)?.clone();
+            Some(KvSource { worker, incarnation, compute: source.compute, blocks: source.blocks })
+        });
+        Some(Decision { ticket, worker, incarnation, hit_blocks, choice, source })
+    }
+
+    /// Counts sequences, prompt tokens and blocks at a worker until the ticket is released.
+    fn count(&mut self, request: RequestId, slot: Slot, load: (u32, u64, u64), now: Duration) -> Ticket {
+        let (sequences, tokens, blocks) = load;
         self.decisions += 1;
         self.fleet.chosen[slot] = self.decisions;
-        let (ticket, hit_blocks) = (Ticket(self.decisions), self.hits[slot]);
-        let hit_tokens = u64::from(hit_blocks) * u64::from(ask.block_tokens);
-        let tokens = u64::from(ask.prompt_tokens).saturating_sub(hit_tokens).max(1);
-        let blocks = tokens.div_ceil(u64::from(ask.block_tokens.max(1)));
-        let sequences = ask.choices.max(1);
+        let ticket = Ticket(self.decisions);
         self.fleet.requests[slot] += 1;
         self.fleet.sequences[slot] += sequences;
         self.fleet.unreported[slot] += sequences;
         self.fleet.unreported_tokens[slot] += tokens;
         self.fleet.unreported_blocks[slot] += blocks;
         self.recent[slot].push_back(Recent { ticket, at: now, number: None });
-        let unreported = Some((tokens, blocks));
-        self.held.insert(ticket, Held { request: ask.request, slot, sequences, unreported });
-        self.gate.sent(slot, ticket, now);
-        self.policy.reserved(ask, slot, hit_blocks);
-        Some(Decision { ticket, worker, incarnation, hit_blocks, choice })
+        self.held.insert(ticket, Held { request, slot, sequences, unreported: Some((tokens, blocks)), partner: None });
+        ticket
     }
+}
+
+/// Prompt tokens that a worker with so many leading blocks lacks, and the blocks that they take.
+fn missing(ask: &Ask<'_>, hit_blocks: u32) -> (u64, u64) {
+    let hit_tokens = u64::from(hit_blocks) * u64::from(ask.block_tokens);
+    let tokens = u64::from(ask.prompt_tokens).saturating_sub(hit_tokens).max(1);
+    (tokens, tokens.div_ceil(u64::from(ask.block_tokens.max(1))))
 }

@@ -119,6 +119,7 @@ impl Desks {
             blocks_pinned: report.load.blocks_pinned,
             admitted: report.admitted,
             rates: report.rates,
+            link: report.link,
         };
         desk.hear(worker, incarnation, heard);
     }
@@ -157,5 +158,6 @@ fn places(worker: &CatalogWorker) -> Places {
         waiting: worker.limits.waiting_max,
         step_tokens: worker.limits.batch_tokens_max,
         blocks: worker.limits.kv_blocks,
+        role: worker.role,
     }
 }

@@ -8,7 +8,10 @@ use std::{collections::HashMap, time::Duration};
 
 use starling_ids::{Incarnation, WorkerId};
 
-use super::rates::Rates;
+use super::{
+    rates::Rates,
+    split::{KvLink, Role},
+};
 
 /// A worker's place in the columns.
 pub type Slot = usize;
@@ -38,6 +41,8 @@ pub struct Places {
     pub step_tokens: u32,
     /// KV blocks in its pool.
     pub blocks: u32,
+    /// What it is for.
+    pub role: Role,
 }
 
 /// A worker's own account, as policies need it.
@@ -57,6 +62,8 @@ pub struct Heard {
     pub admitted: u64,
     /// Learned rates; `None` before it has computed enough to know.
     pub rates: Option<Rates>,
+    /// How fast blocks come to it.
+    pub link: KvLink,
 }
 
 /// One entry a worker in each column. Indexed by [`Slot`]; all have [`Fleet::width`] entries.

@@ -18,3 +18,4 @@ pub mod rates;
 pub mod receipt;
 pub mod retries;
 pub mod slots;
+pub mod split;

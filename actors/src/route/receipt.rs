@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use starling_ids::{Incarnation, RequestId, WorkerId};
 
 use super::desk::Ticket;
+use crate::generate::KvSource;
 
 /// Decisions remembered.
 pub const RECEIPTS_MAX: usize = 1_024;
@@ -77,6 +78,9 @@ pub struct Receipt {
     /// How long the request waited for a worker with room, milliseconds.
     #[serde(default)]
     pub waited_ms: f64,
+    /// Who answers and where its first blocks come from, when that is another worker.
+    #[serde(default)]
+    pub source: Option<(WorkerId, KvSource)>,
 }
 
 /// The last decisions.

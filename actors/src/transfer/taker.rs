@@ -263,6 +263,12 @@ impl Taker {
         effects
     }
 
+    /// Holders of which something waits for its turn.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<Party> {
+        self.peers.iter().filter(|(_, peer)| !peer.fair.is_empty()).map(|(holder, _)| holder.clone()).collect()
+    }
+
     /// Tickets that have not settled.
     #[must_use]
     pub fn open_tickets(&self) -> usize {

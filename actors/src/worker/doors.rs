@@ -22,6 +22,7 @@ use super::{
     WorkerShared,
     forward::{InFlightGuard, RequestStream, Subscription, TypedEnd, forward, publish},
     port::{AnswerStart, CancelGuard, Command, Delivery, Port, Submission},
+    source::{self, Sourced},
 };
 use crate::generate::{Accepted, GenerateSpec, WorkerRequest};
 
@@ -79,14 +80,36 @@ async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Re
     if shared.draining.load(Ordering::SeqCst) {
         return Err(draining(shared));
     }
-    let spec = request.spec;
+    let WorkerRequest { spec, source, .. } = request;
     let key = port.key();
     let (sender, outbox) = mpsc::channel(outbox_frames(shared, &spec));
+    let cancel = CancelGuard { port: port.clone(), key, ended: false };
+    let seed = shared.model.card().hash_seed.scoped(None, spec.cache_salt.as_deref());
+    let kv_blocks = port.limits.get().map_or(0, |limits| limits.kv_blocks);
+    if let (Some(source), Some(kv)) = (source, port.kv.get().filter(|_| source::fits(shared, &spec, kv_blocks))) {
+        let (shared, kv, context) = (shared.clone(), kv.clone(), context.clone());
+        let sourced = Sourced {
+            shared: shared.clone(),
+            port: port.clone(),
+            kv,
+            source,
+            spec,
+            context,
+            seed,
+            key,
+            outbox: sender,
+        };
+        // Its number is not known before the engine has it: the router counts it until it should have been reported.
+        let reply = accepted(&shared, 0)?;
+        if !port.tasks.spawn(source::run(sourced)) {
+            return Err(restarting());
+        }
+        return Ok(Admitted { outbox, cancel, in_flight, reply });
+    }
     let (verdict, answer) = oneshot::channel();
-    let card = shared.model.card();
     let submission = Submission {
         key,
-        hash_seed: card.hash_seed.scoped(None, spec.cache_salt.as_deref()),
+        hash_seed: seed,
         answers: answers(&spec),
         sampling: spec.sampling,
         stop: spec.stop,
@@ -95,7 +118,6 @@ async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Re
         outbox: sender,
         verdict,
     };
-    let cancel = CancelGuard { port: port.clone(), key, ended: false };
     port.commands.try_send(Command::Submit(Box::new(submission))).map_err(|error| match error {
         TrySendError::Full(_) => overloaded("too many requests arrive at once"),
         TrySendError::Disconnected(_) => restarting(),
@@ -169,7 +191,7 @@ fn outbox_frames(shared: &WorkerShared, spec: &GenerateSpec) -> usize {
     spec.choices as usize * (tokens + 2) + 2
 }
 
-fn refusal(error: &SubmitError) -> Fault {
+pub(super) fn refusal(error: &SubmitError) -> Fault {
     match error {
         SubmitError::Full { .. } => overloaded(&error.to_string()),
         SubmitError::Empty | SubmitError::TooLong { .. } | SubmitError::PoolTooSmall { .. } => {

@@ -199,6 +199,7 @@ impl<'a> Cluster<'a> {
             waiting: u32::MAX / 2,
             step_tokens: setup.step_tokens,
             blocks: setup.blocks,
+            ..Places::default()
         };
         for number in 0..deciders {
             let mut desk = Desk::new(setup.policy.build()?, setup.seed.wrapping_add(number as u64));

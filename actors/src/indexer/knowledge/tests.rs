@@ -115,6 +115,7 @@ fn a_worker_is_sound_when_it_just_appeared_and_unsound_when_it_broke_off() {
         rates: None,
         turn_age_ms: 0,
         admitted: 0,
+        link: crate::route::split::KvLink::default(),
     };
     knowledge.load(&worker(), token, report.clone()).expect("own token");
     assert!(!sound(&knowledge), "draining");

@@ -29,7 +29,7 @@ struct Bench {
 impl Bench {
     fn new(name: PolicyName, workers: usize) -> Self {
         let mut desk = Desk::new(PolicyConfig::named(name).build().expect("a policy"), 7);
-        let places = Places { sequences: 8, waiting: 64, step_tokens: 512, blocks: 4_096 };
+        let places = Places { sequences: 8, waiting: 64, step_tokens: 512, blocks: 4_096, ..Places::default() };
         for index in 0..workers {
             desk.seat(&worker(index), Incarnation(1), places, Standing::Sound);
         }

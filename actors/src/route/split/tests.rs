@@ -1,0 +1,117 @@
+use std::time::Duration;
+
+use starling_ids::{Incarnation, NodeId, RequestId, WorkerId};
+
+use super::*;
+use crate::route::{
+    desk::{Ask, Desk},
+    fleet::{Heard, Places},
+    policy::{PolicyConfig, PolicyName},
+};
+
+fn worker(index: u16) -> WorkerId {
+    WorkerId { node: NodeId::new("n").expect("name"), index }
+}
+
+fn desk(roles: &[Role]) -> Desk {
+    let policy = PolicyConfig::named(PolicyName::Starling).build().expect("composes");
+    let mut desk = Desk::new(policy, 1);
+    for (index, role) in (0..).zip(roles) {
+        let places = Places { sequences: 16, waiting: 64, step_tokens: 512, blocks: 1_000, role: *role };
+        desk.seat(&worker(index), Incarnation(1), places, Standing::Sound);
+        hear(&mut desk, index, 0);
+    }
+    desk
+}
+
+fn hear(desk: &mut Desk, index: u16, prefill_tokens: u64) {
+    let link = KvLink { block_bytes: 368_640, bytes_per_ms: 2e6 };
+    let heard = Heard { prefill_tokens, link, ..Heard::default() };
+    desk.hear(&worker(index), Incarnation(1), heard);
+}
+
+fn ask(prompt_tokens: u32) -> Ask<'static> {
+    Ask {
+        request: RequestId(1),
+        prompt_tokens,
+        block_tokens: 16,
+        hashes: &[],
+        choices: 1,
+        answer_tokens_max: 100,
+        answer_expected: 0.0,
+        session: None,
+        exclude: &[],
+        failed: &[],
+    }
+}
+
+#[test]
+fn a_long_prompt_is_computed_by_the_prefill_worker_and_answered_by_the_other() {
+    let mut desk = desk(&[Role::Prefill, Role::Decode]);
+    let decision = desk.decide(&ask(1_500), &[], Duration::ZERO).expect("somebody");
+    assert_eq!(decision.worker, worker(1));
+    let source = decision.source.expect("split");
+    assert_eq!((source.worker, source.compute, source.blocks), (worker(0), true, 93));
+    assert_eq!(desk.reservations(), 2, "the prompt counts where it is computed");
+    desk.prefilled(decision.ticket);
+    assert_eq!(desk.reservations(), 1);
+    desk.release(decision.ticket);
+    assert_eq!(desk.reservations(), 0);
+    assert_eq!(desk.fleet().requests, [0, 0]);
+}
+
+#[test]
+fn short_and_mostly_cached_prompts_stay_where_they_are_answered() {
+    let mut desk = desk(&[Role::Prefill, Role::Decode]);
+    assert_eq!(desk.decide(&ask(100), &[], Duration::ZERO).expect("somebody").source, None);
+    let decision = desk.decide(&ask(1_500), &[(1, 80)], Duration::ZERO).expect("somebody");
+    assert_eq!((decision.worker, decision.source), (worker(1), None));
+    let mut several = ask(1_500);
+    several.choices = 2;
+    assert_eq!(desk.decide(&several, &[], Duration::ZERO).expect("somebody").source, None);
+}
+
+#[test]
+fn a_prefill_worker_that_is_far_behind_is_not_waited_for() {
+    let mut desk = desk(&[Role::Prefill, Role::Decode]);
+    hear(&mut desk, 0, 40_000);
+    let decision = desk.decide(&ask(1_500), &[], Duration::ZERO).expect("somebody");
+    assert_eq!((decision.worker, decision.source), (worker(1), None));
+}
+
+#[test]
+fn nothing_is_split_among_equals_and_a_prefill_worker_alone_serves_whole_requests() {
+    let mut equals = desk(&[Role::Both, Role::Both]);
+    assert_eq!(equals.decide(&ask(1_500), &[], Duration::ZERO).expect("somebody").source, None);
+    let mut alone = desk(&[Role::Prefill]);
+    let decision = alone.decide(&ask(1_500), &[], Duration::ZERO).expect("somebody");
+    assert_eq!((decision.worker, decision.source), (worker(0), None));
+}
+
+#[test]
+fn a_worker_that_failed_the_request_is_no_source() {
+    let mut desk = desk(&[Role::Prefill, Role::Decode]);
+    let failed = [worker(0)];
+    let decision = desk.decide(&Ask { exclude: &failed, failed: &failed, ..ask(1_500) }, &[], Duration::ZERO);
+    assert_eq!(decision.expect("somebody").source, None);
+}
+
+#[test]
+fn a_prefix_is_pulled_from_a_peer_when_that_is_faster() {
+    let mut desk = desk(&[Role::Both, Role::Both]);
+    // The one that has it is far behind.
+    hear(&mut desk, 0, 40_000);
+    let decision = desk.decide(&ask(1_500), &[(0, 93)], Duration::ZERO).expect("somebody");
+    assert_eq!(decision.worker, worker(1));
+    let source = decision.source.expect("pulled");
+    assert_eq!((source.worker, source.compute, source.blocks), (worker(0), false, 93));
+    assert_eq!(desk.reservations(), 1);
+}
+
+#[test]
+fn roles_are_words() {
+    for role in [Role::Both, Role::Prefill, Role::Decode] {
+        assert_eq!(role.to_string().parse(), Ok(role));
+    }
+    assert!("worker".parse::<Role>().is_err());
+}

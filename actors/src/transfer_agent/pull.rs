@@ -1,0 +1,198 @@
+//! The side that wants the blocks: opens a ticket at another worker and brings what it grants.
+//!
+//! Called by a worker for a request whose first blocks are elsewhere. It returns when nothing is under way any more, with
+//! what came: all of it, the beginning of it, or nothing. Never: an error; the caller computes what did not come.
+//! Bounds: the ticket's lease, renewed while the holder works; the request's own deadline at its caller.
+
+use std::{sync::Arc, time::Duration};
+
+use starling_cluster::{
+    mesh::Mesh,
+    stream::{Context, Opened, StreamTx},
+};
+use starling_ids::AttemptId;
+use tokio::{
+    sync::{Notify, mpsc},
+    time::timeout,
+};
+
+use super::{
+    face::{KvFace, News, Way},
+    wire::{KvAsk, KvOpened, Say, Told},
+};
+use crate::{
+    generate::{GenerateFrame, GenerateSpec, KvSource},
+    names,
+    transfer::{End, HolderTicket, Party, TakerTicket, holder::Asked, holder::Word, taker::Wanted},
+    worker::Blocks,
+};
+
+/// Longest wait for the holder's yes or no; it answers at once, so longer means that it is frozen.
+const OPEN_MAX: Duration = Duration::from_millis(1_500);
+
+/// What to bring.
+pub(crate) struct Pull<'a> {
+    pub(crate) mesh: &'a Mesh,
+    pub(crate) kv: &'a Arc<KvFace>,
+    pub(crate) source: &'a KvSource,
+    pub(crate) spec: &'a GenerateSpec,
+    pub(crate) context: &'a Context,
+    /// Leading blocks that are here.
+    pub(crate) first: usize,
+    /// Leading blocks that are wanted at most.
+    pub(crate) blocks: usize,
+}
+
+/// Ends a ticket when dropped.
+struct TicketGuard<'a>(&'a Arc<KvFace>, TakerTicket);
+
+impl Drop for TicketGuard<'_> {
+    fn drop(&mut self) {
+        self.0.end_taken(self.1, End::Aborted);
+    }
+}
+
+/// Brings blocks into `room`; what came, from block `first` on, and how it ended. Frames of the holder's engine go to `heard`.
+pub(crate) async fn pull(
+    pull: &Pull<'_>,
+    room: Blocks,
+    mut heard: impl FnMut(GenerateFrame) + Send,
+) -> (Option<Blocks>, End) {
+    let holder = Party { worker: pull.source.worker.clone(), incarnation: pull.source.incarnation };
+    let attempt = AttemptId(pull.context.attempt.0.saturating_add(1));
+    let wanted = Wanted {
+        request: pull.context.request,
+        attempt,
+        holder: holder.clone(),
+        first: u32::try_from(pull.first).unwrap_or(u32::MAX),
+        room: room.take(),
+        block_bytes: pull.kv.memory.block_bytes,
+    };
+    let (ticket, mut news) = pull.kv.want(wanted);
+    let _guard = TicketGuard(pull.kv, ticket);
+    let end = match open(pull, ticket, &holder, attempt).await {
+        Ok(open) => bring(pull, &holder, (ticket, open), &mut news, &mut heard).await,
+        Err(end) => end,
+    };
+    pull.kv.end_taken(ticket, end);
+    // What is under way has its own deadline.
+    loop {
+        match news.recv().await {
+            Some(News::Settled { end: how, ready }) => return (Some(ready), how),
+            Some(News::Renew | News::Ended) => {}
+            None => return (None, end),
+        }
+    }
+}
+
+/// An open ticket.
+struct Open {
+    theirs: HolderTicket,
+    attempt: AttemptId,
+    landed: Arc<Notify>,
+    stream: Opened,
+}
+
+impl Open {
+    fn say(&self, word: Word) {
+        say(&self.stream.tx, Say { ticket: self.theirs, attempt: self.attempt, word });
+    }
+}
+
+async fn open(pull: &Pull<'_>, ticket: TakerTicket, holder: &Party, attempt: AttemptId) -> Result<Open, End> {
+    let kv = pull.kv;
+    let asked = Asked {
+        taker: kv.party.clone(),
+        ticket,
+        holder: holder.clone(),
+        request: pull.context.request,
+        attempt,
+        layout: kv.layout,
+        block_bytes: kv.memory.block_bytes,
+    };
+    let ask = KvAsk {
+        asked,
+        spec: pull.spec.clone(),
+        compute: pull.source.compute,
+        blocks: u32::try_from(pull.blocks).unwrap_or(u32::MAX),
+        priority: pull.context.priority,
+    };
+    let body = rmp_serde::to_vec(&ask).map_err(|_| End::Broken)?;
+    let (node, endpoint) = (&holder.worker.node, names::worker_kv(holder.worker.index));
+    let opening = pull.mesh.open(node, holder.incarnation, &endpoint, pull.context.clone(), body.into());
+    let stream = match timeout(OPEN_MAX, opening).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            tracing::info!(holder = %holder.worker, %error, "the ticket was refused; computing here");
+            return Err(End::Aborted);
+        }
+        Err(_) => return Err(End::PeerGone),
+    };
+    let opened: KvOpened = rmp_serde::from_slice(&stream.reply).map_err(|_| End::Broken)?;
+    let region = opened.memory.region;
+    let session = kv.agent.session(opened.memory).await.map_err(|error| {
+        tracing::warn!(holder = %holder.worker, %error, "no way to its memory; computing here");
+        End::Broken
+    })?;
+    let landed = kv.accepted(ticket, opened.ticket, Way { session, region }).map_err(|_| End::Expired)?;
+    Ok(Open { theirs: opened.ticket, attempt, landed, stream })
+}
+
+/// Listens to the holder until all it has to give is here.
+async fn bring(
+    pull: &Pull<'_>,
+    holder: &Party,
+    (ticket, mut open): (TakerTicket, Open),
+    news: &mut mpsc::Receiver<News>,
+    heard: &mut (impl FnMut(GenerateFrame) + Send),
+) -> End {
+    let kv = pull.kv;
+    let (mut granted, mut sealed, mut answered) = (0, false, !pull.source.compute);
+    let end = loop {
+        if sealed && answered && kv.progress(ticket) >= granted {
+            break End::Complete;
+        }
+        tokio::select! {
+            biased;
+            told = open.stream.rx.recv() => match told.and_then(Result::ok).map(|bytes| rmp_serde::from_slice(&bytes)) {
+                Some(Ok(Told::Blocks(grant, blocks))) => {
+                    granted += blocks.iter().filter(|block| block.index as usize >= pull.first).count();
+                    if kv.granted((ticket, open.theirs), grant, blocks).is_err() {
+                        break End::Expired;
+                    }
+                    kv.pump(holder);
+                }
+                Some(Ok(Told::Frame(frame))) => {
+                    answered = true;
+                    heard(frame);
+                }
+                Some(Ok(Told::Sealed)) => sealed = true,
+                Some(Ok(Told::Alive)) => {
+                    if kv.heard(ticket).is_err() {
+                        break End::Expired;
+                    }
+                }
+                // What a newer release says besides is not needed here.
+                Some(Err(_)) => {}
+                None => break End::PeerGone,
+            },
+            () = open.landed.notified() => {}
+            told = news.recv() => match told {
+                Some(News::Renew) => open.say(Word::Renew),
+                // A transfer failed, or the lease is over; the settling follows.
+                _ => break End::Broken,
+            },
+        }
+    };
+    open.say(if end == End::Complete { Word::Complete } else { Word::Abort });
+    let Opened { tx, .. } = open.stream;
+    tx.end();
+    end
+}
+
+/// A word that finds no credit is left out: the lease says the same later.
+fn say(tx: &StreamTx, say: Say) {
+    if let Ok(bytes) = rmp_serde::to_vec(&say) {
+        tx.try_send(bytes.into()).ok();
+    }
+}

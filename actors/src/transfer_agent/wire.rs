@@ -1,0 +1,61 @@
+//! The words of two transfer agents about one ticket. They travel on one stream between the two workers, authenticated by
+//! its link; the bytes of blocks do not.
+//!
+//! These cross nodes as MessagePack. Fields are only ever appended, each with a default.
+
+use serde::{Deserialize, Serialize};
+use starling_ids::AttemptId;
+use starling_kv::transport::{Descriptor, GrantToken};
+
+use crate::{
+    generate::{GenerateFrame, GenerateSpec},
+    transfer::{Granted, HolderTicket, holder::Asked, holder::Word},
+};
+
+/// The first body of a stream to a worker's KV endpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct KvAsk {
+    /// The ticket.
+    pub(crate) asked: Asked,
+    /// The request, whole: the blocks are those of its prompt.
+    pub(crate) spec: GenerateSpec,
+    /// Compute the prompt and its first token; else give what is there.
+    pub(crate) compute: bool,
+    /// Leading blocks that are wanted.
+    pub(crate) blocks: u32,
+    /// Priority of the request.
+    pub(crate) priority: i32,
+}
+
+/// What the holder accepts with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KvOpened {
+    /// Its name for the ticket.
+    pub(crate) ticket: HolderTicket,
+    /// How to reach its memory.
+    pub(crate) memory: Descriptor,
+}
+
+/// What the holder says on an open ticket.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Told {
+    /// Blocks that may be pulled under a grant.
+    Blocks(GrantToken, Vec<Granted>),
+    /// The first token, and whatever else its engine said.
+    Frame(GenerateFrame),
+    /// No more blocks will come.
+    Sealed,
+    /// It still works.
+    Alive,
+}
+
+/// What the taker says on an open ticket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Say {
+    /// The holder's name for the ticket.
+    pub(crate) ticket: HolderTicket,
+    /// The attempt.
+    pub(crate) attempt: AttemptId,
+    /// What.
+    pub(crate) word: Word,
+}
