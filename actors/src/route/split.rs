@@ -1,7 +1,6 @@
 //! Whether another worker should compute a prompt, or give what it has of it: the joint choice of both.
 //!
-//! Called by [`super::desk`] once its policy has chosen. A prompt is computed elsewhere only when some worker has a role of
-//! its own; what it costs there, moving its blocks, and waiting for a place here are added up in milliseconds and compared
+//! Called by [`super::desk`] once its policy has chosen. Only when some worker has a role of its own is anything moved; what it costs there, moving its blocks, and waiting for a place here are added up in milliseconds and compared
 //! with computing it here. Pure. Never: chooses a worker that failed this request, or two of the same.
 
 use std::{fmt, str::FromStr};
@@ -112,7 +111,9 @@ pub struct Source {
 /// The joint choice: who answers, and where its first blocks come from.
 #[must_use]
 pub fn join(question: &Question<'_>, eligible: &[Slot], chosen: Slot) -> (Slot, Option<Source>) {
-    if question.ask.choices > 1 {
+    let roles = &question.fleet.places;
+    // Among workers that all do everything, a request stays on one: nothing of it waits for a second one.
+    if question.ask.choices > 1 || roles.iter().all(|places| places.role == Role::Both) {
         return (chosen, None);
     }
     if let Some((decode, source)) = split(question, eligible, chosen) {
@@ -130,7 +131,7 @@ fn split(question: &Question<'_>, eligible: &[Slot], chosen: Slot) -> Option<(Sl
         let missed = question.missed_tokens(slot);
         missed >= SHORT_TOKENS && missed >= question.ask.prompt_tokens / 4
     };
-    if (0..fleet.width()).all(|slot| role(slot) == Role::Both) || !long(chosen) {
+    if !long(chosen) {
         return None;
     }
     let cost = Cost::default();

@@ -98,7 +98,7 @@ fn a_worker_that_failed_the_request_is_no_source() {
 
 #[test]
 fn a_prefix_is_pulled_from_a_peer_when_that_is_faster() {
-    let mut desk = desk(&[Role::Both, Role::Both]);
+    let mut desk = desk(&[Role::Decode, Role::Decode]);
     // The one that has it is far behind.
     hear(&mut desk, 0, 40_000);
     let decision = desk.decide(&ask(1_500), &[(0, 93)], Duration::ZERO).expect("somebody");
