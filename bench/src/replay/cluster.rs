@@ -451,6 +451,7 @@ impl<'a> Cluster<'a> {
             blocks_pinned: report.load.blocks_pinned,
             admitted: report.admitted,
             rates: report.rates,
+            link: report.link,
         };
         for desk in &mut self.desks {
             desk.hear(id, *incarnation, heard);
