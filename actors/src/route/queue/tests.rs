@@ -352,7 +352,7 @@ fn a_worker_is_taken_by_its_batch_what_is_ahead_and_the_prompts_that_wait() {
     use crate::route::fleet::{Fleet, Heard, Places};
     let worker = starling_ids::WorkerId { node: starling_ids::NodeId::new("n").expect("name"), index: 0 };
     let mut fleet = Fleet::default();
-    let places = Places { sequences: 8, waiting: 16, step_tokens: 512, blocks: 64 };
+    let places = Places { sequences: 8, waiting: 16, step_tokens: 512, blocks: 64, ..Places::default() };
     let slot = fleet.seat(&worker, starling_ids::Incarnation(1), places);
     let rooms = Rooms::default();
     let mut at = |running, waiting, prefill_tokens| {
