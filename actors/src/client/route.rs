@@ -101,7 +101,7 @@ impl Hold {
 pub(super) async fn route(inner: &Inner, ask: &RouteRequest, context: &Context, tries: &mut Tries) -> Option<Routed> {
     for lost in 0..=PLACES_LOST_MAX {
         match ask_shards(inner, ask, context).await {
-            Asked::Routed(routed) => return Some(routed),
+            Asked::Routed(routed) => return Some(*routed),
             Asked::Refused(fault) => {
                 tries.note_shard(fault);
                 return None;
@@ -121,7 +121,7 @@ pub(super) async fn route(inner: &Inner, ask: &RouteRequest, context: &Context, 
 }
 
 enum Asked {
-    Routed(Routed),
+    Routed(Box<Routed>),
     Refused(Fault),
     /// The shard in whose queue it waited is gone.
     PlaceLost,
@@ -138,7 +138,7 @@ async fn ask_shards(inner: &Inner, ask: &RouteRequest, context: &Context) -> Ask
     for shard in shards.iter().take(SHARDS_TRIED) {
         let mut waited = false;
         match ask_shard(inner, shard, (ask, context), &mut waited).await {
-            Ok((reply, line)) => return Asked::Routed(routed(inner, reply, Some(line))),
+            Ok((reply, line)) => return Asked::Routed(Box::new(routed(inner, reply, Some(line)))),
             Err(StreamError::Rejected(fault) | StreamError::Failed(fault)) if last_word(fault.kind) => {
                 return Asked::Refused(fault);
             }
