@@ -12,9 +12,9 @@ use crate::{
     testing::{Rig, TestModel, all, eventually, prompt, spec, within},
 };
 
-/// One worker that computes one sequence and takes one ahead.
+/// Computes one sequence and is given one ahead. It would take more: one that was just cancelled may still be there.
 fn narrow(step_ms: u64) -> TestModel {
-    TestModel { sequences_max: 1, waiting_max: 1, ..TestModel::slow(step_ms) }
+    TestModel { sequences_max: 1, waiting_max: 8, ..TestModel::slow(step_ms) }
 }
 
 /// Takes both places of a narrow worker for as long as the streams live.
