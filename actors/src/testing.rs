@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::StreamExt;
-use starling_cluster::{config::ClusterConfig, mesh::Mesh, security::ClusterKey};
+use starling_cluster::{config::ClusterConfig, discovery::InstanceKind, mesh::Mesh, security::ClusterKey};
 use starling_engine::{
     Capabilities, Engine, EngineError, EngineLimits, EngineLoad, FinishReason, LoadedModel, ModelCard, SampledToken,
     SamplingParams, SequenceDelta, SequenceId, SequenceRequest, StepOutput, StopParams, SubmitError, TokenizerBundle,
@@ -322,6 +322,9 @@ impl Rig {
     async fn heard(&self, count: u16) {
         within("ready", self.node.ready()).await;
         eventually("every worker heard", || self.node.heard() == usize::from(count)).await;
+        // Without it the first requests are decided by their client, and not counted.
+        let routers = || self.mesh.snapshot().routable(InstanceKind::Router).count();
+        eventually("the router listed", || routers() > 0).await;
     }
 
     pub(crate) async fn generate(&self, spec: GenerateSpec) -> Result<GenerateStream, GenerateError> {

@@ -106,7 +106,9 @@ pub(super) async fn route(inner: &Inner, ask: &RouteRequest, context: &Context, 
                 tries.note_shard(fault);
                 return None;
             }
+            // The shard is being restarted: whoever waited goes on to wait, instead of running to a full worker with all others.
             Asked::PlaceLost if lost < PLACES_LOST_MAX => tokio::time::sleep(PLACE_LOST_WAIT).await,
+            Asked::Nobody if lost > 0 && lost < PLACES_LOST_MAX => tokio::time::sleep(PLACE_LOST_WAIT).await,
             Asked::PlaceLost | Asked::Nobody => break,
         }
     }
