@@ -15,6 +15,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("starling-engine", &["starling-ids", "starling-kv"]),
     ("starling-actors", &["starling-ids", "starling-kv", "starling-cluster", "starling-engine"]),
     ("starling-gateway", &["starling-ids", "starling-actors"]),
+    ("starling-replay", &["starling-ids", "starling-kv", "starling-engine", "starling-actors"]),
 ];
 
 /// Folders and files that decide. Files that begin with a line `//! Shell: …` say why they are exempt.

@@ -9,7 +9,6 @@ pub mod index_bench;
     reason = "a benchmark prints its figures, and its tasks end with their process"
 )]
 pub mod links;
-pub mod replay;
 pub mod sim;
 
 use std::{path::PathBuf, process::Command};

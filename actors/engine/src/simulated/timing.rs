@@ -169,6 +169,19 @@ impl Timing {
         Ok(self)
     }
 
+    /// What a prompt of `tokens` takes that is alone on an idle engine with steps of `step_tokens`.
+    #[must_use]
+    pub fn prefill(&self, tokens: u64, step_tokens: u32) -> Duration {
+        let (mut start, mut time) = (0, Duration::ZERO);
+        while start < tokens {
+            let count = (tokens - start).min(u64::from(step_tokens.max(1)));
+            let pairs = count as f64 * (start as f64 + (count as f64 - 1.0) / 2.0);
+            time += self.step(Work { prefill_tokens: count as usize, pairs, ..Work::default() });
+            start += count;
+        }
+        time
+    }
+
     /// The time of one step.
     pub(super) fn step(&self, work: Work) -> Duration {
         if work.prefill_tokens == 0 && work.decodes == 0 {

@@ -1,4 +1,6 @@
-//! One engine on the virtual clock.
+//! One engine on the virtual clock: the product's scheduler and block pool over a timing model.
+//!
+//! Called by the cluster. Never: looks at the real clock.
 
 use std::time::Duration;
 
@@ -7,9 +9,12 @@ use starling_actors::{
     worker::rates::{RateBook, StepFacts},
 };
 use starling_engine::{
-    Engine, EngineError, SequenceRequest, StepOutput, SubmitError, core::CoreEngine, simulated::SimBackend,
+    Engine, EngineError, SequenceId, SequenceRequest, StepOutput, SubmitError, core::CoreEngine, simulated::SimBackend,
 };
 use starling_ids::{Incarnation, WorkerId};
+
+/// A worker that has told nothing for this long tells again.
+const HEARTBEAT: Duration = Duration::from_millis(500);
 
 /// See the module.
 #[derive(Debug)]
@@ -22,15 +27,16 @@ pub struct SimWorker {
     pub engine: CoreEngine<SimBackend>,
     /// A step is under way; its end is an event.
     pub stepping: Option<StepOutput>,
+    /// When the step under way ends.
+    pub until: Duration,
     /// Time spent in steps.
     pub busy: Duration,
     rates: RateBook,
     told: Option<(Duration, LoadReport)>,
     admitted: u64,
+    /// Taken, and not in the batch yet.
+    queued: Vec<SequenceId>,
 }
-
-/// A worker that has told nothing for this long tells again.
-const HEARTBEAT: Duration = Duration::from_millis(500);
 
 impl SimWorker {
     /// An idle worker.
@@ -41,10 +47,12 @@ impl SimWorker {
             incarnation: Incarnation(1),
             engine,
             stepping: None,
+            until: Duration::ZERO,
             busy: Duration::ZERO,
             rates: RateBook::default(),
             told: None,
             admitted: 0,
+            queued: Vec::new(),
         }
     }
 
@@ -53,16 +61,18 @@ impl SimWorker {
     /// # Errors
     /// As the engine.
     pub fn submit(&mut self, sequence: SequenceRequest) -> Result<u64, SubmitError> {
+        let id = sequence.id;
         self.engine.submit(sequence)?;
         self.admitted += 1;
+        self.queued.push(id);
         Ok(self.admitted)
     }
 
-    /// Begins a step if none is under way; how long it takes.
+    /// Begins a step if none is under way: how long it takes, and who came into the batch.
     ///
     /// # Errors
     /// As the engine.
-    pub fn begin(&mut self) -> Result<Option<Duration>, EngineError> {
+    pub fn begin(&mut self, now: Duration) -> Result<Option<(Duration, Vec<SequenceId>)>, EngineError> {
         if self.stepping.is_some() {
             return Ok(None);
         }
@@ -74,13 +84,17 @@ impl SimWorker {
         let after = self.engine.load();
         let takes = output.takes;
         self.busy += takes;
+        self.until = now + takes;
         self.rates.learn(StepFacts {
             took: takes,
             prefilled: after.tokens_prefilled - before.tokens_prefilled,
             sampled: after.tokens_generated - before.tokens_generated,
         });
         self.stepping = Some(output);
-        Ok(Some(takes))
+        let scheduler = self.engine.scheduler();
+        let begun = |id: &SequenceId| scheduler.sequence(*id).is_none_or(|sequence| !sequence.blocks().is_empty());
+        let started: Vec<SequenceId> = self.queued.extract_if(.., |id| begun(id)).collect();
+        Ok(Some((takes, started)))
     }
 
     /// What it tells routers now, if it is time to.
