@@ -5,6 +5,7 @@
 #![expect(clippy::print_stdout, reason = "the command line is the part that prints")]
 
 mod actors;
+mod bench;
 mod chat;
 mod config;
 mod debug;
@@ -36,6 +37,7 @@ Examples:
                                          copy of the first node's key file
   starling nodes                         who is in the cluster
   starling chat -m 'Why is the sky blue?'
+  starling bench replay TRACE            the router under recorded traffic, simulated
 
 Exit codes:
   0  done, or ended in order
@@ -73,6 +75,7 @@ enum Verb {
     Role(role::SetRole),
     Why(why::Why),
     Chat(chat::Chat),
+    Bench(bench::Bench),
     Config(config::ShowConfig),
     Keys(keys::Keys),
     Kv(kv::Kv),
@@ -146,6 +149,7 @@ async fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Actors(actors) => actors.run().await,
         Verb::Role(role) => role.run().await,
         Verb::Why(why) => why.run().await,
+        Verb::Bench(bench) => bench.run(),
         Verb::Chat(chat) => Box::pin(chat.run()).await,
         Verb::Config(config) => config.run(),
         Verb::Keys(keys) => keys.run().await,

@@ -118,23 +118,52 @@ pub struct Run {
 enum Event {
     Arrive(usize),
     /// A gateway asks the router that is `tried` in its rank.
-    Ask { request: usize, tried: usize },
+    Ask {
+        request: usize,
+        tried: usize,
+    },
     /// The question is at that router.
-    Decide { request: usize, router: usize, tried: usize },
-    Submit { worker: usize, request: usize },
-    Stepped { worker: usize },
-    News { worker: usize, events: Vec<KvEvent>, report: Option<Box<LoadReport>> },
-    Confirmed { request: usize, number: u64 },
+    Decide {
+        request: usize,
+        router: usize,
+        tried: usize,
+    },
+    Submit {
+        worker: usize,
+        request: usize,
+    },
+    Stepped {
+        worker: usize,
+    },
+    News {
+        worker: usize,
+        events: Vec<KvEvent>,
+        report: Option<Box<LoadReport>>,
+    },
+    Confirmed {
+        request: usize,
+        number: u64,
+    },
     Prefilled(usize),
     Ended(usize),
     KillOwner,
     /// A gateway hears that the router is dead.
-    Noticed { gateway: usize, router: usize },
+    Noticed {
+        gateway: usize,
+        router: usize,
+    },
     /// The next in rank begins to follow the workers.
-    TakeOver { router: usize },
+    TakeOver {
+        router: usize,
+    },
     /// Its question for an inventory is at the worker.
-    Snapshot { worker: usize },
-    Inventory { worker: usize, blocks: Vec<(Option<BlockHash>, BlockHash)> },
+    Snapshot {
+        worker: usize,
+    },
+    Inventory {
+        worker: usize,
+        blocks: Vec<(Option<BlockHash>, BlockHash)>,
+    },
 }
 
 #[derive(Debug)]

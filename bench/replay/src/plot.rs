@@ -11,8 +11,7 @@ const HEIGHT: f64 = 280.0;
 const LEFT: f64 = 58.0;
 const TOP: f64 = 44.0;
 /// Told apart also by those who see few colours, on white and on black (Okabe and Ito 2008).
-const COLOURS: [&str; 8] =
-    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#8c8c8c"];
+const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#8c8c8c"];
 
 const STYLE: &str = "<style>svg{background:#fff;color:#1b1b1b;font:12px system-ui,sans-serif}text{fill:currentColor}\
 .g{stroke:currentColor;stroke-opacity:.15}.a{stroke:currentColor;stroke-opacity:.6}\

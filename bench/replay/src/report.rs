@@ -140,7 +140,8 @@ fn all_time(run: &Run, workers: usize) -> f64 {
 }
 
 fn share<'a>(served: impl Iterator<Item = &'a Served>, of: impl Fn(&Served) -> u32) -> f64 {
-    let (part, all) = served.fold((0.0, 0.0), |(part, all), one| (part + f64::from(of(one)), all + f64::from(one.prompt)));
+    let (part, all) =
+        served.fold((0.0, 0.0), |(part, all), one| (part + f64::from(of(one)), all + f64::from(one.prompt)));
     if all > 0.0 { part / all } else { 0.0 }
 }
 

@@ -51,7 +51,9 @@ pub enum TraceError {
         source: std::io::Error,
     },
     /// A line is not what it should be.
-    #[error("{path} line {line}: {reason}; a line is a JSON object with timestamp (ms), input_length, output_length, hash_ids")]
+    #[error(
+        "{path} line {line}: {reason}; a line is a JSON object with timestamp (ms), input_length, output_length, hash_ids"
+    )]
     Line {
         /// Which file.
         path: String,

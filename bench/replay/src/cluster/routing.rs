@@ -46,8 +46,7 @@ impl Cluster<'_> {
         let tokens = self.prompt(request);
         let base = tokens.len() as u32 - asked.pieces.iter().map(|piece| piece.tokens).sum::<u32>();
         let hashes: Arc<[BlockHash]> = block_hashes(self.seed, &tokens, BLOCK as usize).into();
-        let served =
-            Served { at: self.now, index: request, prompt: tokens.len() as u32, base, ..Served::default() };
+        let served = Served { at: self.now, index: request, prompt: tokens.len() as u32, base, ..Served::default() };
         let gateway = self.balance(request);
         let live = &mut self.live[request];
         (live.tokens, live.hashes, live.served, live.gateway) = (Some(tokens), hashes, served, gateway);
@@ -175,7 +174,8 @@ impl Cluster<'_> {
             let worker = &self.workers[at];
             let hit = hits.iter().find(|(slot, _)| *slot == at).map_or(0, |(_, depth)| depth * BLOCK);
             let left = if worker.stepping.is_some() { worker.until.saturating_sub(self.now) } else { Duration::ZERO };
-            let queued = u32::try_from(starling_engine::Engine::load(&worker.engine).prefill_tokens).unwrap_or(u32::MAX);
+            let queued =
+                u32::try_from(starling_engine::Engine::load(&worker.engine).prefill_tokens).unwrap_or(u32::MAX);
             let work = prompt.saturating_sub(hit).max(1).saturating_add(queued);
             left.as_secs_f64() * 1e3 + alone_ms(&self.setup.timing, work, self.setup.step_tokens)
         };
