@@ -336,6 +336,7 @@ impl<'a> Cluster<'a> {
             waiting: WAITING_MAX,
             step_tokens: self.setup.step_tokens,
             blocks: self.setup.blocks,
+            ..Places::default()
         };
         for worker in &self.workers {
             desk.seat(&worker.id, worker.incarnation, places, Standing::Sound);
@@ -423,7 +424,10 @@ impl<'a> Cluster<'a> {
             }
             Event::News { worker, events, report } => self.hear(worker, events, report)?,
             Event::Confirmed { request, number } => self.at_desk(request, |desk, ticket| desk.confirm(ticket, number)),
-            Event::Prefilled(request) => self.at_desk(request, Desk::prefilled),
+            Event::Prefilled(request) => self.at_desk(request, |desk, ticket| {
+                // False for one that is not held any more.
+                desk.prefilled(ticket);
+            }),
             Event::Ended(request) => self.ended(request),
             Event::KillOwner => self.kill_owner(),
             Event::Noticed { gateway, router } => self.noticed(gateway, router),
