@@ -80,6 +80,7 @@ pub(crate) fn copy_pages(
         if index % LOOK_EVERY == 0 {
             progress.halted()?;
             look()?;
+            copy::fence();
             progress.advance(good);
         }
         let ends = (batch.local.at(page.local, u64::from(page.len)), remote.at(page.remote, u64::from(page.len)));
@@ -92,6 +93,7 @@ pub(crate) fn copy_pages(
         let sum = unsafe { copy::page(from, to, page.len as usize, verifier.wanted()) };
         good = verifier.next(sum)?;
     }
+    copy::fence();
     look()?;
     progress.advance(good);
     Ok(())
