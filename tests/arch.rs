@@ -16,6 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("starling-actors", &["starling-ids", "starling-kv", "starling-cluster", "starling-engine"]),
     ("starling-gateway", &["starling-ids", "starling-actors"]),
     ("starling-replay", &["starling-ids", "starling-kv", "starling-engine", "starling-actors"]),
+    ("starling-bench-transfer", &["starling-kv"]),
 ];
 
 /// Folders and files that decide. Files that begin with a line `//! Shell: …` say why they are exempt.
