@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead, BufReader, Write},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
@@ -24,8 +25,11 @@ pub(super) fn token(number: u8) -> GrantToken {
     GrantToken([number; 16])
 }
 
+/// Named anew each time: one that was dropped lets go of its name a moment later.
 pub(super) fn fabric(id: u128) -> Fabric {
-    let id = (id << 64) | u128::from(std::process::id());
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let made = MADE.fetch_add(1, Ordering::Relaxed);
+    let id = (id << 64) | (u128::from(made) << 32) | u128::from(std::process::id());
     Fabric::start(FabricConfig::new(HostId(id), token(255))).expect("the fabric starts")
 }
 
