@@ -129,12 +129,6 @@ def bars(medians):
 def faults(options):
     """How soon a killed or stopped peer is told of, and the idle CPU."""
     lines = run([options.ours, "faults", options.runs], limit=600)
-    if options.peers_python:
-        words = [options.peers_python, HERE / "nixl_peer.py", "--name", "NIXL", "--progress", "--killed"]
-        several = [line for _ in range(min(options.runs, 5)) for line in run(words, {"UCX_LOG_LEVEL": "fatal"})]
-        if several:
-            ms = [value for line in several for value in line["ms"]]
-            lines.append({**several[0], "ms": ms, "outcomes": sorted({o for line in several for o in line["outcomes"]})})
     print("\n| fault on the way | | runs | told after, ms: median | worst | as |\n|---|---|---|---|---|---|")
     for line in lines:
         since = "" if line["fault"] == "killed" else " (after the transfer's own deadline)"

@@ -11,10 +11,8 @@ import argparse
 import base64
 import importlib
 import json
-import os
 import random
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -129,49 +127,15 @@ def measure(options):
     other.wait()
 
 
-def killed(options):
-    """How long after SIGKILL of the owner a transfer in flight ends."""
-    ms, ends = [], set()
-    ours, other, prepare, _memory = connect(options)
-    _, sides = prepare(16 << 10)
-    indices = numpy.arange(MEMORY // (16 << 10), dtype=numpy.int32)
-    state, since = "PROC", None
-    begin = time.perf_counter()
-    while True:
-        handle = ours.make_prepped_xfer("READ", sides[0], indices, sides[1], indices)
-        try:
-            state = ours.transfer(handle)
-            while state == "PROC":
-                if since is None and time.perf_counter() - begin > 0.5:
-                    os.kill(other.pid, signal.SIGKILL)
-                    since = time.perf_counter()
-                if since is not None and time.perf_counter() - since > 20:
-                    break
-                state = ours.check_xfer_state(handle)
-        except Exception as error:
-            state = type(error).__name__
-        if state != "DONE":
-            break
-    took = time.perf_counter() - (since or begin)
-    ms.append(took * 1e3)
-    ends.add("no end within 20 s" if state == "PROC" else state)
-    print(json.dumps({"way": options.name, "direction": "pull", "fault": "killed", "ms": ms, "outcomes": sorted(ends)}))
-    sys.stdout.flush()
-    other.wait()
-    os._exit(0)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--name", required=True)
-    for flag in ("--progress", "--polling", "--owner", "--killed"):
+    for flag in ("--progress", "--polling", "--owner"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--load", action="append", default=[])
     options = parser.parse_args()
     if options.owner:
         owner(options)
-    elif options.killed:
-        killed(options)
     else:
         measure(options)
 

@@ -14,9 +14,12 @@ use starling_kv::transport::{
 
 use crate::{
     Failure,
-    loads::{Chance, LOADS, Load, line},
+    loads::{Chance, LOADS, Load, MEMORY, line},
     peer::{DIRECTIONS, Peer, fabric, grant, memory, pattern, token},
 };
+
+/// Bytes of a page when all of the memory is moved.
+const WALK: usize = 1 << 20;
 
 /// What one transfer moves between.
 struct Ends {
@@ -50,6 +53,7 @@ pub(crate) fn measure(only: &[String]) -> Result<(), Failure> {
         };
         with_peer(&here, kind, ends, |ends| {
             for (direction, word) in DIRECTIONS {
+                walk(ends, direction)?;
                 for load in LOADS {
                     let took = repeat(ends, direction, load, &mut chance)?;
                     println!("{}", line(&kind.to_string(), word, load, &took));
@@ -79,6 +83,15 @@ fn with_peer(
         return Ok(());
     }
     act(&ends(here.connect(&peer.descriptor, kind)?, peer.descriptor.region))
+}
+
+/// Moves all of the memory once, as a pool in use has been: a mapping that is new is filled at the first touch.
+fn walk(ends: &Ends, direction: Direction) -> Result<(), Failure> {
+    let local = if direction == Direction::Pull { &ends.into } else { &ends.from };
+    let page = |at: usize| Page { local: at as u64, remote: at as u64, len: WALK as u32 };
+    let pages = (0..MEMORY).step_by(WALK).map(page).collect();
+    ends.session.post(Batch::new(direction, local, ends.remote, pages, token(direction))).wait()?;
+    Ok(())
 }
 
 /// The times of the transfers of one load, after one that is not counted.
