@@ -1,3 +1,5 @@
+mod rows;
+
 use starling_engine::{EngineKind, KernelChoice, LoadedModel, ModelOptions, StopParams, simulated::SimulatedModel};
 use starling_ids::{ModelId, TokenId, WorkerId};
 
@@ -130,7 +132,7 @@ async fn xfr_02_a_peer_whose_memory_is_new_is_reached_anew() {
     let rig = Rig::with_model("split-restart", simulated(), 2).await;
     let whole = answer(&rig, long(1, 800, "whole")).await.0;
     roles(&rig, &[], &[Role::Prefill, Role::Decode]).await;
-    for path in ["workers/0", "workers/transfer"] {
+    for path in ["workers/0", "workers/1", "workers/transfer"] {
         let salt = path.replace('/', "-");
         // While it dies: whole, on whatever worker.
         let (during, panicked) = futures::join!(answer(&rig, long(1, 800, &salt)), rig.mesh.book().inject_panic(path));
