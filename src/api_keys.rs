@@ -3,9 +3,9 @@
 //! Called once, when the HTTP server starts. Never: writes a key anywhere, also not in an error. Bounds: the file at most 1 MiB.
 //!
 //! ```text
-//! # KEY [tenant=NAME] [weight=N] [priority=N]
+//! # KEY [tenant=NAME] [weight=N] [priority=N] [budget=N]
 //! 8f3a-very-long-secret
-//! c91d-another-one       tenant=search weight=4 priority=-10
+//! c91d-another-one       tenant=search weight=4 priority=-10 budget=60000
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ fn entry(line: &str) -> Result<ApiKey, String> {
     let mut entry = ApiKey::from(words.next().unwrap_or_default());
     for word in words {
         // What is no setting may be a part of a key: it is not repeated.
-        let unknown = || "after the key only tenant=NAME, weight=N and priority=N may stand".to_owned();
+        let unknown = || "after the key only tenant=NAME, weight=N, priority=N and budget=N may stand".to_owned();
         let (name, value) = word.split_once('=').ok_or_else(unknown)?;
         let caller: &mut Caller = &mut entry.caller;
         let number = |what: &str| value.parse::<i32>().map_err(|_| format!("{what} must be a whole number"));
@@ -59,6 +59,10 @@ fn entry(line: &str) -> Result<ApiKey, String> {
             "tenant" => caller.tenant = value.to_owned(),
             "weight" => caller.weight = u32::try_from(number("weight")?).unwrap_or(0),
             "priority" => caller.priority_min = number("priority")?,
+            "budget" => {
+                let tokens = value.parse().ok().filter(|tokens| *tokens > 0);
+                caller.budget = tokens.ok_or("budget must be a whole number of tokens per minute, 1 or more")?;
+            }
             _ => return Err(unknown()),
         }
     }
@@ -82,8 +86,8 @@ mod tests {
 
     #[test]
     fn a_key_may_name_its_tenant_and_a_mistake_is_found_without_showing_a_key() {
-        let read = keys("secret-one tenant=search  weight=4 priority=-10").expect("good").remove(0);
-        assert_eq!(read.caller, Caller { tenant: "search".into(), weight: 4, priority_min: -10 });
+        let read = keys("secret-one tenant=search  weight=4 priority=-10 budget=60000").expect("good").remove(0);
+        assert_eq!(read.caller, Caller { tenant: "search".into(), weight: 4, priority_min: -10, budget: 60_000 });
         for wrong in ["secret-one secret-two", "\nsecret-one color=secret", "secret-one weight=secret"] {
             let error = keys(wrong).expect_err(wrong);
             assert!(error.starts_with("line ") && !error.contains("secret"), "{error}");

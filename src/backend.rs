@@ -45,6 +45,7 @@ impl Backend for ClusterBackend {
             tenant: call.who.tenant,
             priority: call.who.priority,
             weight: call.who.weight,
+            budget: call.who.budget,
             session: None,
         };
         async move { client.generate(call).await.map(StreamExt::boxed) }.boxed()

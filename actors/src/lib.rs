@@ -6,6 +6,7 @@
 //! asks for tokens.
 
 mod announce;
+mod budgets;
 pub mod cache_report;
 mod cards;
 pub mod client;

@@ -42,6 +42,9 @@ fn valid(name: &str) -> EndpointName {
 /// `Vec<Receipt>`.
 pub const OP_RECEIPTS: &str = "router/receipts";
 
+/// The operation of a router node that grants tokens of a tenant's budget: takes `LeaseAsk`, answers `Lease`.
+pub const OP_BUDGET: &str = "router/budget";
+
 /// The operation of a worker node that tells the caches of its workers: takes nothing, answers `Vec<CacheRow>`.
 pub const OP_CACHES: &str = "worker/caches";
 

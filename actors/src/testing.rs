@@ -349,6 +349,7 @@ impl Rig {
             tenant: String::new(),
             priority: 0,
             weight: 1,
+            budget: 0,
             session: None,
         }
     }

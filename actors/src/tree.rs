@@ -7,7 +7,8 @@
 //! └─ workers/N
 //! router             supervisor, in the router role
 //! ├─ router/indexer  Indexer: prefixes and loads of all workers
-//! └─ router/shard    RouterShard: decides, reserves
+//! ├─ router/shard    RouterShard: decides, reserves
+//! └─ router/budgets  BudgetOwner: leases on the budgets of tenants
 //! ```
 //!
 //! Called by the program that assembles a node. The gateway adds its own supervisor beside these.
@@ -31,6 +32,7 @@ use starling_kv::tier::TierOptions;
 use thiserror::Error;
 
 use crate::{
+    budgets::{self, BudgetOwner},
     cache_report::CacheRow,
     cards,
     client::ClusterClient,
@@ -261,6 +263,9 @@ impl Node {
         let handle = shared.handle().clone();
         let make = move || (RouterShard, shared.clone());
         supervisor.add(child("shard", "router-shard", Restart::Permanent, &handle, make)).await?;
+        let handle = Handle::new();
+        budgets::serve(&self.mesh, &handle);
+        supervisor.add(child("budgets", "budget-owner", Restart::Permanent, &handle, || (BudgetOwner, ()))).await?;
         Ok(())
     }
 }

@@ -16,6 +16,9 @@ pub const PRIORITY_MIN: i32 = -100;
 /// The least urgent.
 pub const PRIORITY_MAX: i32 = 100;
 
+/// The largest budget, tokens per minute.
+const BUDGET_MAX: u64 = 1_000_000_000_000;
+
 /// What a key stands for.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -26,11 +29,14 @@ pub struct Caller {
     pub weight: u32,
     /// The most urgent priority that it may ask for, [`PRIORITY_MIN`] to [`PRIORITY_MAX`].
     pub priority_min: i32,
+    /// Tokens per minute, prompts and answers, that the tenant may spend in the whole cluster; 0 without a bound. All keys
+    /// of a tenant say the same.
+    pub budget: u64,
 }
 
 impl Default for Caller {
     fn default() -> Self {
-        Self { tenant: String::new(), weight: 1, priority_min: 0 }
+        Self { tenant: String::new(), weight: 1, priority_min: 0, budget: 0 }
     }
 }
 
@@ -67,6 +73,8 @@ pub struct Who {
     pub weight: u32,
     /// Lower goes first.
     pub priority: i32,
+    /// As [`Caller::budget`].
+    pub budget: u64,
 }
 
 impl Caller {
@@ -83,7 +91,7 @@ impl Caller {
             let rule = format!("must be {} or more with this API key, not {priority}", self.priority_min);
             return Err(ValidateError::value(param, rule));
         }
-        Ok(Who { tenant: self.tenant.clone(), weight: self.weight, priority })
+        Ok(Who { tenant: self.tenant.clone(), weight: self.weight, priority, budget: self.budget })
     }
 
     /// Why it cannot be used.
@@ -93,6 +101,9 @@ impl Caller {
         }
         if !(1..=1_000).contains(&self.weight) {
             return Some("a weight is 1 to 1000");
+        }
+        if self.budget > BUDGET_MAX || (self.budget > 0 && self.tenant.is_empty()) {
+            return Some("a budget is at most 1000000000000 tokens per minute and belongs to a named tenant");
         }
         let urgent = PRIORITY_MIN..=PRIORITY_MAX;
         (!urgent.contains(&self.priority_min)).then_some("a priority is -100 to 100")
@@ -123,10 +134,10 @@ mod tests {
 
     #[test]
     fn the_body_goes_before_the_header_and_a_key_sets_how_urgent_it_may_be() {
-        let caller = Caller { priority_min: -5, tenant: "t".into(), weight: 3 };
+        let caller = Caller { priority_min: -5, tenant: "t".into(), weight: 3, budget: 9 };
         assert_eq!(caller.asks(Some(7), Some(-5)).map(|who| who.priority), Ok(-5));
         assert_eq!(caller.asks(Some(7), None).map(|who| who.priority), Ok(7));
-        assert_eq!(caller.asks(None, None), Ok(Who { tenant: "t".into(), weight: 3, priority: 0 }));
+        assert_eq!(caller.asks(None, None), Ok(Who { tenant: "t".into(), weight: 3, priority: 0, budget: 9 }));
         assert_eq!(caller.asks(None, Some(-6)).expect_err("too urgent").param(), Some("priority"));
         assert_eq!(caller.asks(Some(-6), None).expect_err("too urgent").param(), Some(PRIORITY));
         assert_eq!(Caller { priority_min: 9, ..Caller::default() }.asks(None, None).map(|who| who.priority), Ok(9));

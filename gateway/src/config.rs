@@ -1,6 +1,7 @@
 //! Every setting of the gateway, with its unit and bounds.
 
 use std::{
+    collections::HashMap,
     net::{Ipv4Addr, SocketAddr},
     time::Duration,
 };
@@ -8,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::caller::ApiKey;
+use crate::caller::{ApiKey, Caller};
 
 /// Settings of one gateway. [`GatewayConfig::validate`] checks the bounds.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +106,17 @@ impl GatewayConfig {
         if !self.api_keys.iter().all(|entry| good(&entry.key)) {
             return wrong("each key has 8 to 512 visible ASCII characters");
         }
-        self.api_keys.iter().find_map(|entry| entry.caller.wrong()).map_or(Ok(()), wrong)
+        if let Some(rule) = self.api_keys.iter().find_map(|entry| entry.caller.wrong()) {
+            return wrong(rule);
+        }
+        let mut budgets = HashMap::new();
+        let mut same =
+            |Caller { tenant, budget, .. }: &Caller| *budgets.entry(tenant.clone()).or_insert(*budget) == *budget;
+        if self.api_keys.iter().all(|entry| same(&entry.caller)) {
+            Ok(())
+        } else {
+            wrong("all keys of a tenant have the same budget")
+        }
     }
 
     /// Time for a whole request.

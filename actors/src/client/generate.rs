@@ -7,14 +7,16 @@ use std::{sync::Arc, time::Duration};
 use starling_cluster::stream::Context;
 use starling_engine::ModelCard;
 use starling_kv::hash::block_hashes;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
-use super::{Call, GenerateStream, Inner, journey::Journey};
+use super::{Call, GenerateStream, Inner, budget::pay, journey::Journey};
 use crate::generate::{GenerateError, GenerateSpec, RouteRequest};
 
 pub(super) async fn generate(inner: &Arc<Inner>, call: Call) -> Result<GenerateStream, GenerateError> {
     let deadline = Instant::now() + call.time_left.min(Duration::from_secs(86_400));
     let card = card(inner, &call.spec)?;
+    let paid = timeout_at(deadline, pay(inner, &call)).await;
+    let charge = paid.map_err(|_| GenerateError::Deadline)??;
     let ask = route_request(&call, &card);
     let mut context = Context::new(call.request, call.time_left);
     context.trace_parent = call.trace_parent;
@@ -22,6 +24,7 @@ pub(super) async fn generate(inner: &Arc<Inner>, call: Call) -> Result<GenerateS
     context.tenant = call.tenant;
     context.priority = call.priority;
     let mut journey = Journey::new(inner.clone(), ask, call.spec, context, deadline);
+    journey.charge = charge;
     let (opened, routed) = journey.begin().await?;
     Ok(GenerateStream::new(opened, routed, journey))
 }

@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     Inner,
+    budget::Charge,
     outcome::{Tries, is_fault},
     route::{Hold, Routed, route},
 };
@@ -51,6 +52,8 @@ pub(super) struct Journey {
     pub(super) begun: Instant,
     /// Workers lost so far.
     pub(super) losses: u32,
+    /// What its tenant paid, if it has a budget.
+    pub(super) charge: Option<Charge>,
     fruitless: u32,
 }
 
@@ -71,20 +74,21 @@ impl Journey {
         context: Context,
         deadline: Instant,
     ) -> Self {
-        Self { inner, ask, spec, context, deadline, begun: Instant::now(), losses: 0, fruitless: 0 }
+        Self { inner, ask, spec, context, deadline, begun: Instant::now(), losses: 0, charge: None, fruitless: 0 }
     }
 
     /// A worker that takes the request, and its stream.
     pub(super) async fn begin(&mut self) -> Result<(Opened, Routed), GenerateError> {
         self.inner.failures.request();
-        match timeout_at(self.deadline, self.find(Tries::default())).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(GenerateError::Deadline),
-        }
+        let found = timeout_at(self.deadline, self.find(Tries::default())).await;
+        let found = found.map_err(|_| GenerateError::Deadline)??;
+        self.charge.iter_mut().for_each(Charge::taken);
+        Ok(found)
     }
 
     /// Takes note of what an answer said, so that it can go on elsewhere.
     pub(super) fn said(&mut self, frame: &GenerateFrame) {
+        self.charge.iter_mut().for_each(|charge| charge.answered(frame.tokens.len()));
         if self.spec.so_far.is_empty() {
             self.spec.so_far.resize_with(self.spec.choices as usize, SoFar::default);
         }

@@ -4,6 +4,7 @@
 //! others. Never: holds text, HTTP or a KV block. What a request holds (its reservation, its worker stream, its
 //! count) lies in its [`GenerateStream`] and goes with it.
 
+mod budget;
 mod bundle;
 mod failures;
 mod generate;
@@ -24,6 +25,7 @@ use crate::{
     indexer::knowledge::Knowledge,
     view::View,
 };
+use budget::Budgets;
 use bundle::Bundles;
 use failures::Failures;
 use own_load::OwnLoad;
@@ -51,6 +53,8 @@ pub struct Call {
     pub priority: i32,
     /// Its tenant's part beside other tenants, 1 to 1,000; 0 is read as 1.
     pub weight: u32,
+    /// Tokens per minute that its tenant may spend in the whole cluster; 0 without a bound.
+    pub budget: u64,
     /// What keeps requests together on one worker, for policies that look at it.
     pub session: Option<String>,
 }
@@ -69,6 +73,7 @@ struct Inner {
     bundles: Bundles,
     own: OwnLoad,
     failures: Failures,
+    budgets: Arc<Budgets>,
 }
 
 impl ClusterClient {
@@ -81,6 +86,7 @@ impl ClusterClient {
             bundles: Bundles::default(),
             own: OwnLoad::default(),
             failures: Failures::default(),
+            budgets: Arc::default(),
         };
         Self { inner: Arc::new(inner) }
     }

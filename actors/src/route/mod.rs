@@ -6,6 +6,7 @@
 //! [`receipt`] remembers why. [`fallback`] is for times without a shard, [`retries`] bounds what failures cost.
 
 pub mod breaker;
+pub mod budget;
 pub mod catalog;
 pub mod desk;
 pub mod desks;

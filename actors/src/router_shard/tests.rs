@@ -150,6 +150,7 @@ async fn every_decision_can_be_explained() {
         tenant: String::new(),
         priority: 0,
         weight: 1,
+        budget: 0,
         session: None,
     };
     let stream = rig.node.client().generate(call).await.expect("accepted");

@@ -249,7 +249,7 @@ async fn a_tenant_over_its_part_is_a_429_that_says_when() {
 #[tokio::test]
 async fn a_key_says_whose_a_request_is_and_how_urgent_it_may_be() {
     let cluster = hello();
-    let caller = Caller { tenant: "search".into(), weight: 4, priority_min: -10 };
+    let caller = Caller { tenant: "search".into(), weight: 4, priority_min: -10, budget: 600 };
     let api_keys = vec![ApiKey { key: "key-of-search".into(), caller }];
     let local = Local::with(&cluster, GatewayConfig { api_keys, ..Default::default() });
     let ask = async |priority: &str, extra: Value| {
@@ -261,7 +261,7 @@ async fn a_key_says_whose_a_request_is_and_how_urgent_it_may_be() {
     assert_eq!(ask("5", json!({})).await.status, 200);
     assert_eq!(ask("5", json!({"priority": -10})).await.status, 200);
     let asked: Vec<_> = cluster.calls().into_iter().map(|call| call.who).collect();
-    let who = |priority| Who { tenant: "search".into(), weight: 4, priority };
+    let who = |priority| Who { tenant: "search".into(), weight: 4, priority, budget: 600 };
     assert_eq!(asked, [who(5), who(-10)]);
     for (header, extra, param) in [
         ("5", json!({"priority": -11}), "priority"),

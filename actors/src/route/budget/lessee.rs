@@ -10,6 +10,9 @@ use super::{Bucket, LEASE, Lease};
 /// Tenants remembered.
 pub const TENANTS_MAX: usize = 16_384;
 
+/// A lease used up sooner than this was too small.
+const BUSY: Duration = Duration::from_secs(1);
+
 /// Answer tokens assumed before one has ended, and the weight of one that has.
 const ANSWER_PRIOR: f64 = 128.0;
 const ANSWER_PACE: f64 = 0.05;
@@ -19,8 +22,13 @@ const ANSWER_PACE: f64 = 0.05;
 pub enum Spend {
     /// It is paid for.
     Paid,
-    /// The lease is used up: ask the owner for so many tokens, then try again.
-    Ask(u64),
+    /// The lease is used up: ask the owner, then try again.
+    Ask {
+        /// Tokens that the tenant owes here; more than these are needed before anything is let in.
+        owed: u64,
+        /// Tokens wanted, these among them.
+        want: u64,
+    },
     /// The budget is used up; some of it is there again after this.
     Denied(Duration),
 }
@@ -31,12 +39,26 @@ struct Account {
     balance: i64,
     until: Duration,
     denied_until: Duration,
-    /// Tokens charged since the last lease, for the size of the next.
+    /// When the last lease was asked for, and what it brought.
+    asked: Option<(Duration, u64)>,
+    /// Tokens charged since then, for the size of the next.
     spent: u64,
     /// What it grants itself while no owner answers; kept, so that an owner that comes and goes fills it no faster.
     own: Option<Bucket>,
     answer: f64,
     used: Duration,
+}
+
+impl Account {
+    /// What the next lease should bring: as much as was spent of the last one, twice that when it was used up at once. So a
+    /// busy client asks about once in [`BUSY`], and an idle one holds little that others could spend.
+    fn next_size(&self, now: Duration) -> u64 {
+        match self.asked {
+            Some((asked, tokens)) if now.saturating_sub(asked) < BUSY => tokens.saturating_mul(2).max(self.spent),
+            Some(_) if now < self.until => self.spent,
+            _ => 0,
+        }
+    }
 }
 
 /// See the module.
@@ -61,7 +83,8 @@ impl Lessee {
             return Spend::Denied(account.denied_until - now);
         }
         let owed = account.balance.unsigned_abs();
-        Spend::Ask(owed.saturating_add(tokens.max(account.spent)).max(1))
+        let size = account.next_size(now).max(tokens).max(1);
+        Spend::Ask { owed, want: owed.saturating_add(size) }
     }
 
     /// The owner answered an ask that was sent at `asked`.
@@ -73,14 +96,14 @@ impl Lessee {
         account.balance = account.balance.saturating_add_unsigned(lease.tokens);
         // Counted from the question: the owner took the tokens out after it.
         account.until = asked + LEASE;
-        account.spent = 0;
+        (account.asked, account.spent) = (Some((asked, lease.tokens)), 0);
         if account.balance <= 0 {
             let retry_ms = lease.retry_after_ms.clamp(100, 60_000);
             account.denied_until = asked + Duration::from_millis(retry_ms);
         }
     }
 
-    /// Nobody answered: this client's part of the budget, one of so many gateways, is its own to grant.
+    /// Nobody answered: this client's part of the budget, one of so many gateways', is its own to grant.
     pub fn alone(&mut self, tenant: &str, per_minute: u64, gateways: usize, now: Duration) {
         let part = per_minute as f64 / gateways.max(1) as f64;
         let account = self.account(tenant, now);
@@ -120,6 +143,7 @@ impl Lessee {
             balance: 0,
             until: Duration::ZERO,
             denied_until: Duration::ZERO,
+            asked: None,
             spent: 0,
             own: None,
             answer: ANSWER_PRIOR,

@@ -5,10 +5,14 @@
 //! anybody and asks again when it is used up; what is left when the lease ends is void. A request is let in while the
 //! balance is above zero and may take it below: the debt is paid by the next lease.
 //!
-//! The bound: in any `T` seconds the requests let in cost at most `k * (rate * (T + LEASE_S) + burst) + n * (m + 1)` tokens,
-//! with `n` clients, `m` the largest single request, and `k` the owners' lives in that time and the lease before: 1 while no
-//! router dies, one more for each death and for each side of a partition. Clients without an owner share the rate evenly
-//! among the gateways that they see, and count as one owner more. Answers longer than expected are charged when they end.
+//! The bound: in any `T` seconds the requests let in cost at most
+//! `s * rate * (T + LEASE) + k * burst + n * (m + 1)` tokens, with
+//! `s` the owners at one time: 1, one more for each further side of a partition, one more while clients reach none;
+//! `k` the owners' lives in that time and the lease before: one more for each owner that dies, moves or is restarted;
+//! `n` the clients' lives and `m` the largest single request. Clients without an owner share the rate evenly among the
+//! gateways that they see, and are together one owner more. Clocks need not agree; one that runs fast adds by as much to the
+//! rate. A request costs what was known of it when it began; when it ends, an answer longer than expected is charged, and what
+//! a shorter one did not use may be spent again.
 //!
 //! Called by the client ([`lessee`]) and by router nodes ([`owner`]). Pure: time is an argument.
 
@@ -17,15 +21,32 @@ pub mod owner;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{hash::Hasher, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use starling_ids::NodeId;
+use twox_hash::XxHash3_64;
 
 /// Seconds of a tenant's rate that may be spent at once.
 pub const BURST_S: f64 = 15.0;
 
 /// How long a lease lasts.
 pub const LEASE: Duration = Duration::from_secs(10);
+
+/// Router nodes in the order in which they own a tenant's budget, by rendezvous.
+#[must_use]
+pub fn owners(tenant: &str, mut nodes: Vec<NodeId>) -> Vec<NodeId> {
+    let weight = |node: &NodeId| {
+        let mut hasher = XxHash3_64::with_seed(1);
+        hasher.write(tenant.as_bytes());
+        // A zero byte stands in neither name, so no two pairs run together.
+        hasher.write_u8(0);
+        hasher.write(node.as_str().as_bytes());
+        hasher.finish()
+    };
+    nodes.sort_by_cached_key(|node| (std::cmp::Reverse(weight(node)), node.clone()));
+    nodes
+}
 
 /// What a client asks the owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +57,9 @@ pub struct LeaseAsk {
     pub per_minute: u64,
     /// Tokens wanted.
     pub want: u64,
+    /// Of these, tokens already spent.
+    #[serde(default)]
+    pub owed: u64,
 }
 
 /// What the owner answers.
@@ -43,7 +67,7 @@ pub struct LeaseAsk {
 pub struct Lease {
     /// Tokens granted, from none to all that was wanted.
     pub tokens: u64,
-    /// When the rest may be there, milliseconds; 0 when all was granted.
+    /// When there may be more than what is owed, milliseconds; 0 when there is already.
     pub retry_after_ms: u64,
 }
 

@@ -27,8 +27,9 @@ impl Owner {
         let whole = bucket.level.floor().max(0.0) as u64;
         let tokens = if whole >= ask.want.saturating_mul(2) { ask.want } else { ask.want.min(whole.div_ceil(2)) };
         bucket.take(tokens);
-        let lacking = ask.want - tokens;
-        let wait_s = if lacking == 0 { 0.0 } else { lacking as f64 * 60.0 / per_minute.max(1.0) };
+        // Somebody who owes needs more than the debt before anything is let in.
+        let lacking = if tokens > ask.owed { 0 } else { ask.owed + 1 - tokens };
+        let wait_s = lacking as f64 * 60.0 / per_minute.max(1.0);
         Lease { tokens, retry_after_ms: (wait_s.min(600.0) * 1e3).ceil() as u64 }
     }
 
