@@ -109,6 +109,8 @@ impl Reader {
                 // The worker shows that it is alive.
                 Some(Ok(bytes)) if bytes.is_empty() => continue,
                 Some(Ok(bytes)) => self.frame(&bytes),
+                // Every answer was whole when the worker was lost.
+                Some(Err(_)) if self.unfinished == 0 => break,
                 Some(Err(error)) => match self.go_on(error).await {
                     Ok(()) => continue,
                     Err(error) => Err(error),

@@ -105,3 +105,23 @@ async fn cnt_02_a_permit_is_held_to_the_end_of_the_body_in_every_way() {
     }
     assert_eq!((local.app.admission.in_flight(), local.app.admission.permits_free()), (0, 1));
 }
+
+#[tokio::test]
+async fn cnt_07_requests_of_every_route_and_of_every_prompt_count_as_load() {
+    let cluster = Cluster::new(|_| Plan::hang(Vec::new()));
+    let remote = Remote::new(&cluster, GatewayConfig { permits_max: 3, ..Default::default() }).await;
+    let many = json!({"model": "m", "prompt": ["a", "b", "c"], "stream": true}).to_string();
+    let one = json!({"model": "m", "prompt": "a"}).to_string();
+    let mut held = vec![remote.ask(json!({"stream": true})).await];
+    cluster.running(1).await;
+    held.push(remote.ask_on("/v1/completions", &many).await);
+    cluster.running(4).await;
+    held.push(remote.ask_on("/v1/completions", &one).await);
+    cluster.running(5).await;
+    for path in ["/v1/completions", "/v1/chat/completions"] {
+        let refused = read_until(&mut remote.ask_on(path, &one).await, "overloaded").await;
+        assert!(refused.starts_with("HTTP/1.1 503"), "{path}: {refused}");
+    }
+    drop(held);
+    cluster.running(0).await;
+}

@@ -1,5 +1,6 @@
 //! Tests of the embedded engine as a whole: over a tiny made-up model, and over the default one.
 
+mod continued;
 mod exact;
 mod files;
 mod real_model;

@@ -49,13 +49,15 @@ impl Sequence {
     pub(super) fn new(request: &SequenceRequest, arrival: u64, block_tokens: usize) -> Self {
         let mut hasher = BlockHasher::new(request.hash_seed, block_tokens);
         hasher.extend(&request.prompt);
+        // What was said elsewhere is no longer waited for here.
+        let tokens_min = request.stop.tokens_min.saturating_sub(request.answered);
         Self {
             rank: Rank { priority: request.priority, arrival, id: request.id },
             tokens: request.prompt.to_vec(),
             prompt_len: request.prompt.len(),
             hasher,
             block_tokens,
-            stop: request.stop.clone(),
+            stop: StopParams { tokens_min, ..request.stop.clone() },
             blocks: Vec::new(),
             computed: 0,
             published: 0,
