@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use starling_cluster::stream::{Context, FaultKind, Opened, StreamError};
-use starling_engine::{StopParams, backend::KvMemory};
+use starling_engine::backend::KvMemory;
 use starling_ids::{AttemptId, RequestId, TokenId, WorkerId};
 use starling_kv::transport::{
     Batch, Direction, Fabric, FabricConfig, GrantToken, HostId, Page, Refusal, Region, TransferError,
