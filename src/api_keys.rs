@@ -3,14 +3,14 @@
 //! Called once, when the HTTP server starts. Never: writes a key anywhere, also not in an error. Bounds: the file at most 1 MiB.
 //!
 //! ```text
-//! # KEY [tenant=NAME] [weight=N] [priority=N] [budget=N]
+//! # KEY [tenant=NAME] [weight=N] [priority=N] [budget=N] [scopes=pin,select]
 //! 8f3a-very-long-secret
 //! c91d-another-one       tenant=search weight=4 priority=-10 budget=60000
 //! ```
 
 use std::path::{Path, PathBuf};
 
-use starling_gateway::{ApiKey, Caller};
+use starling_gateway::{ApiKey, Caller, Scope};
 use thiserror::Error;
 
 /// Largest file that is read, bytes.
@@ -51,7 +51,8 @@ fn entry(line: &str) -> Result<ApiKey, String> {
     let mut entry = ApiKey::from(words.next().unwrap_or_default());
     for word in words {
         // What is no setting may be a part of a key: it is not repeated.
-        let unknown = || "after the key only tenant=NAME, weight=N, priority=N and budget=N may stand".to_owned();
+        let known = "after the key only tenant=NAME, weight=N, priority=N, budget=N and scopes=NAME,.. may stand";
+        let unknown = || known.to_owned();
         let (name, value) = word.split_once('=').ok_or_else(unknown)?;
         let caller: &mut Caller = &mut entry.caller;
         let number = |what: &str| value.parse::<i32>().map_err(|_| format!("{what} must be a whole number"));
@@ -63,10 +64,17 @@ fn entry(line: &str) -> Result<ApiKey, String> {
                 let tokens = value.parse().ok().filter(|tokens| *tokens > 0);
                 caller.budget = tokens.ok_or("budget must be a whole number of tokens per minute, 1 or more")?;
             }
+            "scopes" => caller.scopes = scopes(value)?,
             _ => return Err(unknown()),
         }
     }
     Ok(entry)
+}
+
+fn scopes(names: &str) -> Result<Vec<Scope>, String> {
+    let scope = |name: &str| Scope::ALL.into_iter().find(|scope| scope.as_str() == name);
+    let unknown = || "a scope is pin or select; several are joined by commas".to_owned();
+    names.split(',').map(|name| scope(name).ok_or_else(unknown)).collect()
 }
 
 #[cfg(test)]
@@ -86,9 +94,12 @@ mod tests {
 
     #[test]
     fn a_key_may_name_its_tenant_and_a_mistake_is_found_without_showing_a_key() {
-        let read = keys("secret-one tenant=search  weight=4 priority=-10 budget=60000").expect("good").remove(0);
-        assert_eq!(read.caller, Caller { tenant: "search".into(), weight: 4, priority_min: -10, budget: 60_000 });
-        for wrong in ["secret-one secret-two", "\nsecret-one color=secret", "secret-one weight=secret"] {
+        let line = "secret-one tenant=search  weight=4 priority=-10 budget=60000 scopes=pin,select";
+        let read = keys(line).expect("good").remove(0);
+        let scopes = vec![Scope::Pin, Scope::Select];
+        let caller = Caller { tenant: "search".into(), weight: 4, priority_min: -10, budget: 60_000, scopes };
+        assert_eq!(read.caller, caller);
+        for wrong in ["key secret", "\nkey color=secret", "key weight=secret", "key scopes=pin,secret", "key scopes="] {
             let error = keys(wrong).expect_err(wrong);
             assert!(error.starts_with("line ") && !error.contains("secret"), "{error}");
         }

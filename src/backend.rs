@@ -46,7 +46,9 @@ impl Backend for ClusterBackend {
             priority: call.who.priority,
             weight: call.who.weight,
             budget: call.who.budget,
-            session: None,
+            session: call.session,
+            wishes: call.wishes,
+            slip: call.slip,
         };
         async move { client.generate(call).await.map(StreamExt::boxed) }.boxed()
     }

@@ -332,6 +332,7 @@ pub mod logging;
 pub mod node;
 mod open_files;
 pub mod progress;
+pub mod routing;
 pub mod shutdown;
 pub mod telemetry;
 pub mod worker;
@@ -369,6 +370,8 @@ pub mod examples {
     pub mod remote_spawn {}
     #[doc = concat!("```rust,ignore\n", include_str!("../examples/custom_worker.rs"), "```")]
     pub mod custom_worker {}
+    #[doc = concat!("```rust,ignore\n", include_str!("../examples/custom_scorer.rs"), "```")]
+    pub mod custom_scorer {}
 }
 
 /// The program in the README compiles.

@@ -14,10 +14,7 @@ use std::{
 };
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use starling_actors::{
-    route::policy::PolicyConfig,
-    tree::{self, NodeOptions, WorkerRole},
-};
+use starling_actors::tree::{self, NodeOptions, WorkerRole};
 use starling_cluster::{
     config::{ClusterConfig, Timings},
     discovery::{Instance, InstanceKind, Lifecycle},
@@ -216,7 +213,7 @@ impl Node {
             count: config.workers,
             duty: config.worker_role,
         });
-        let policy = PolicyConfig::named(config.policy);
+        let policy = config.policy.clone();
         let tiers = tiers(config, mesh)?;
         let queue = config.queue.clone();
         let options = NodeOptions { worker, router: config.roles.router, policy, tiers, queue };
@@ -355,7 +352,8 @@ async fn start_http(
     let settings = GatewayConfig::default();
     let connections_max = open_files::connections_max(settings.connections_max);
     let api_keys = config.api_keys_file.as_deref().map(api_keys::read).transpose()?.unwrap_or_default();
-    let settings = GatewayConfig { http, drain_ms_max, connections_max, api_keys, ..settings };
+    let session_header = config.session_header.clone();
+    let settings = GatewayConfig { http, drain_ms_max, connections_max, api_keys, session_header, ..settings };
     let metrics = metrics.clone();
     let render = Arc::new(move || metrics.render());
     let supervisor = mesh.supervisor().child_supervisor("gateway", Policy::default()).await?;

@@ -190,3 +190,55 @@ async fn a_custom_worker_answers_through_the_gateway_in_under_sixty_lines() {
     assert_eq!(answer["choices"][0]["message"]["content"], "abcdefghijklmnopqrstuvwxyz", "{answer}");
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
 }
+
+#[tokio::test]
+async fn a_custom_scorer_decides_in_a_router_of_its_own_in_forty_lines() {
+    let source = include_str!("../examples/custom_scorer.rs");
+    assert!(source.lines().count() <= 40, "the example has {} lines", source.lines().count());
+    let folder = tempfile::tempdir().unwrap();
+    let starling = std::env::var_os("STARLING_TEST_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_starling").into());
+    let starling = Path::new(&starling);
+    let up = ["up", "--name", "grid", "--bind", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", "grid"];
+    let simulated = ["--engine", "simulated", "--workers", "1"];
+    let roles = ["--role", "gateway", "--role", "worker", "--label", "power=grid"];
+    let front = serve(starling, folder.path(), &[&up[..], &roles, &simulated].concat()).await;
+    let (seed, key) = (front.field("node"), "grid/cluster.key");
+    let join = ["join", seed, "--key-file", key, "--name", "sun", "--data-dir", "sun", "--label", "power=sun"];
+    let _sun = serve(starling, folder.path(), &[&join[..], &simulated].concat()).await;
+    let _router = serve(&example("custom_scorer"), folder.path(), &[seed, key]).await;
+
+    let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build().unwrap();
+    let url = format!("http://{}/v1/chat/completions", front.field("http"));
+    let body = serde_json::json!({
+        "model": front.field("model"), "max_tokens": 2, "messages": [{"role": "user", "content": "Go"}]
+    });
+    let ask = async || {
+        let request = client.post(&url).header("x-starling-receipt", "1").json(&body);
+        let response = request.send().await.expect("the gateway answers");
+        let receipt = response.headers().get("x-starling-receipt").cloned();
+        let receipts: serde_json::Value =
+            receipt.map_or(serde_json::Value::Null, |line| serde_json::from_slice(line.as_bytes()).expect("JSON"));
+        // Empty while the gateway has not heard of the router, and decides by itself.
+        receipts[0].clone()
+    };
+    let both = async {
+        loop {
+            let receipt = ask().await;
+            if receipt["workers"] == 2 {
+                return receipt;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let mut receipt = timeout(PATIENCE, both).await.expect("the router knows both workers in time");
+    for _ in 0..8 {
+        assert_eq!(receipt["policy"], "composed");
+        let candidates = receipt["candidates"].as_array().expect("a list");
+        let chosen = &candidates[usize::try_from(receipt["chosen"].as_u64().expect("a number")).expect("small")];
+        assert_eq!(chosen["worker"]["node"], "sun", "{receipt}");
+        let grid = candidates.iter().find(|candidate| candidate["worker"]["node"] == "grid").expect("was judged too");
+        let terms = grid["terms"].as_array().expect("terms");
+        assert!(terms.iter().any(|term| term[0] == "grid" && term[1] == 2000.0), "{grid}");
+        receipt = ask().await;
+    }
+}

@@ -7,7 +7,10 @@ use starling_engine::{FinishReason, ModelCard, SampledToken, SamplingParams, Sto
 use starling_ids::{BlockHash, Incarnation, ModelId, RequestId, TokenId, WorkerId};
 use thiserror::Error;
 
-use crate::route::receipt::Outcome;
+use crate::route::{
+    receipt::{Outcome, Receipt},
+    wishes::Wishes,
+};
 
 /// One request after validation: token ids and numbers, no text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -137,10 +140,15 @@ pub struct RouteRequest {
     /// Its tenant's part beside other tenants, 1 to 1,000; 0 is read as 1.
     #[serde(default)]
     pub weight: u32,
+    /// What the client asks of the choice itself.
+    #[serde(default)]
+    pub wishes: Wishes,
 }
 
 /// The `param` of a refusal as overloaded that is the tenant's own: others may still come in.
 pub const TENANT: &str = "tenant";
+/// Names the client's own wishes as what leaves nobody.
+pub const WISHES: &str = "wishes";
 
 /// What the holder of a reservation tells the shard over its stream, in this order; each may be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -157,7 +165,7 @@ pub enum RouteNote {
 
 /// What the shard decided. The stream it came on is the reservation: while it is open, the shard counts the
 /// request as running there; its end, cancel or break gives the reservation back.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RouteReply {
     /// The worker.
     pub worker: WorkerId,
@@ -168,6 +176,9 @@ pub struct RouteReply {
     /// Where its first KV blocks are to come from.
     #[serde(default)]
     pub source: Option<KvSource>,
+    /// How it was decided, when the request wishes to know.
+    #[serde(default)]
+    pub receipt: Option<Receipt>,
 }
 
 /// A model that can be asked for now: at least one worker serves it.

@@ -28,7 +28,7 @@ use starling_cluster::{
     stream::{Context, Fault, FaultKind, Incoming, StreamHandler, StreamRx, StreamTx},
     supervise::{Handle, TaskOwner, Tasks},
 };
-use starling_ids::{Metric, ModelId, RequestId};
+use starling_ids::{Metric, ModelId, NodeId, RequestId};
 use tokio::sync::Notify;
 
 use crate::{
@@ -41,11 +41,12 @@ use crate::{
         policy::{PolicyConfig, PolicyError},
         queue::QueueConfig,
         receipt::Receipt,
+        regret::Regret,
     },
     seat::{Seat, Seated},
     view::View,
 };
-use mind::{Answer, Letter, Mind, Question};
+use mind::{Answer, Grant, Letter, Mind, Question};
 use waiting::{Waiting, pump, wait};
 
 /// Reservations held at one time.
@@ -185,8 +186,8 @@ impl StreamHandler for RouteDoor {
     fn open(&self, incoming: Incoming) -> BoxFuture<'static, ()> {
         let shared = self.0.clone();
         async move {
-            let Incoming { context, body, acceptor, .. } = incoming;
-            match decide(&shared, &context, &body) {
+            let Incoming { peer, context, body, acceptor } = incoming;
+            match decide(&shared, &peer, &context, &body) {
                 Err(fault) => {
                     count(fault.kind.label());
                     acceptor.reject(fault);
@@ -223,50 +224,52 @@ struct Reserved {
     reply: Bytes,
 }
 
-fn decide(shared: &ShardShared, context: &Context, body: &[u8]) -> Result<(Arc<Face>, Outcome), Fault> {
+fn decide(shared: &ShardShared, peer: &NodeId, context: &Context, body: &[u8]) -> Result<(Arc<Face>, Outcome), Fault> {
     let request: RouteRequest = rmp_serde::from_slice(body)
         .map_err(|error| Fault::new(FaultKind::Invalid, format!("the question cannot be read: {error}")))?;
     let restarting = || Fault::new(FaultKind::Unavailable, "the router shard is starting");
     let face = shared.seat.now().ok_or_else(restarting)?;
     let catalog = shared.view.catalog();
     let served = catalog.models.get(&request.model).ok_or_else(|| mind::unserved(&request.model))?;
-    let holders = shared.knowledge.holders(&request.hashes);
+    let overlaps = shared.knowledge.overlaps(&request.hashes);
     let now = shared.knowledge.now();
     let question = Question {
         block_tokens: served.card.block_tokens,
         tenant: context.tenant.as_str().into(),
         priority: context.priority,
         deadline: now.saturating_add(context.time_left),
+        origin: shared.view.mesh().snapshot().node(peer).map(|node| node.record.clone()),
         request,
     };
     let mut mind = lock(&face.mind);
     mind.sync(&catalog, now);
     let model = question.request.model.clone();
-    let (answer, letters) = mind.decide(question, &holders, now);
+    let (answer, letters) = mind.decide(question, &overlaps, now);
     drop(mind);
     post(&face.mind, letters);
     let outcome = match answer {
         Answer::Refused(fault) => return Err(fault),
-        Answer::Granted(decision) => Outcome::Routed(reserved(&face.mind, model, decision)?),
+        Answer::Granted(grant) => Outcome::Routed(reserved(&face.mind, model, grant)?),
         Answer::Waits(place, turn) => Waiting::new(&face.mind, model, place, turn).at_once()?,
     };
     Ok((face, outcome))
 }
 
 /// A decision with its guard: dropped, it is given back.
-fn reserved(mind: &Arc<Mutex<Mind>>, model: ModelId, decision: Decision) -> Result<Reserved, Fault> {
+fn reserved(mind: &Arc<Mutex<Mind>>, model: ModelId, (decision, receipt): Grant) -> Result<Reserved, Fault> {
     let Decision { ticket, worker, incarnation, hit_blocks, source, .. } = decision;
     let guard = Reservation::new(mind.clone(), model, ticket);
     metrics::counter!(Metric::RouterHitPredicted.name()).increment(u64::from(hit_blocks));
-    let reply = rmp_serde::to_vec(&RouteReply { worker, incarnation, hit_blocks, source })
-        .map_err(|error| Fault::new(FaultKind::Internal, format!("the reply could not be encoded: {error}")))?;
+    let reply =
+        rmp_serde::to_vec(&RouteReply { worker, incarnation, hit_blocks, source, receipt: receipt.map(|it| *it) })
+            .map_err(|error| Fault::new(FaultKind::Internal, format!("the reply could not be encoded: {error}")))?;
     Ok(Reserved { guard, reply: reply.into() })
 }
 
 /// Tells those that waited. Never under the lock: what nobody waits for any more is given back here.
 fn post(mind: &Arc<Mutex<Mind>>, letters: Vec<Letter>) {
     for Letter { to, model, verdict } in letters {
-        let verdict = verdict.and_then(|decision| reserved(mind, model, decision));
+        let verdict = verdict.and_then(|grant| reserved(mind, model, grant));
         if let Err(unread) = to.send(verdict) {
             drop(unread);
         }
@@ -309,13 +312,19 @@ impl Reservation {
     }
 
     fn note(&self, note: RouteNote) {
+        let ended = matches!(note, RouteNote::Ended(_));
         let mut mind = lock(&self.mind);
         let now = mind.now();
         let Some(desk) = mind.desks.desk(&self.model) else { return };
         let turned = turn_breaker(desk, self.ticket, note, now);
+        let regret = desk.regret();
         if let Some(to) = turned {
             metrics::counter!(Metric::RouterBreakerTurns.name(), "to" => to).increment(1);
             mind.show_breakers(now);
+        }
+        drop(mind);
+        if ended {
+            show(&self.model, regret);
         }
     }
 }
@@ -341,6 +350,18 @@ impl Drop for Reservation {
 
 fn lock(mind: &Mutex<Mind>) -> MutexGuard<'_, Mind> {
     mind.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Shows how good decisions about a model were, as far as they were looked into.
+fn show(model: &ModelId, regret: Regret) {
+    let gauges = [
+        (Metric::RouterRegret, regret.regret_ms),
+        (Metric::RouterTtftError, regret.error_ms),
+        (Metric::RouterTtftBias, regret.bias_ms),
+    ];
+    for (metric, ms) in gauges {
+        metrics::gauge!(metric.name(), "model" => model.to_string()).set(ms / 1e3);
+    }
 }
 
 fn count(outcome: &'static str) {

@@ -351,6 +351,8 @@ impl Rig {
             weight: 1,
             budget: 0,
             session: None,
+            wishes: Default::default(),
+            slip: None,
         }
     }
 

@@ -9,6 +9,7 @@ pub mod index_bench;
     reason = "a benchmark prints its figures, and its tasks end with their process"
 )]
 pub mod links;
+pub mod selection;
 pub mod sim;
 
 use std::{path::PathBuf, process::Command};

@@ -13,7 +13,7 @@ pub mod keys;
 pub mod link;
 pub mod membership;
 pub mod mesh;
-mod near;
+pub mod near;
 pub mod program;
 pub mod security;
 pub mod session;

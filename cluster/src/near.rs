@@ -16,11 +16,7 @@ pub(crate) fn hint<'a>(wanted: &str, names: impl Iterator<Item = &'a str>, none:
     if names.is_empty() {
         return none.to_owned();
     }
-    let allowed = (wanted.chars().count() / 4).clamp(1, 4);
-    let distances = names.iter().map(|name| (distance(wanted, name), *name));
-    let mut similar: Vec<(usize, &str)> = distances.filter(|(distance, _)| *distance <= allowed).collect();
-    similar.sort_unstable();
-    let similar: Vec<&str> = similar.into_iter().map(|(_, name)| name).take(TOLD).collect();
+    let similar = similar(wanted, names.iter().copied());
     if similar.is_empty() {
         let told: Vec<&str> = names.iter().copied().take(TOLD).collect();
         let more = names.len() - told.len();
@@ -32,6 +28,15 @@ pub(crate) fn hint<'a>(wanted: &str, names: impl Iterator<Item = &'a str>, none:
         return text;
     }
     format!("; did you mean {}?", quoted(&similar))
+}
+
+/// The names that `wanted` may be a slip of, the likeliest first; at most three.
+pub fn similar<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let allowed = (wanted.chars().count() / 4).clamp(1, 4);
+    let distances = names.map(|name| (distance(wanted, name), name));
+    let mut similar: Vec<(usize, &str)> = distances.filter(|(distance, _)| *distance <= allowed).collect();
+    similar.sort_unstable();
+    similar.into_iter().map(|(_, name)| name).take(TOLD).collect()
 }
 
 fn quoted(names: &[&str]) -> String {

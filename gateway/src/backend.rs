@@ -4,9 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{future::BoxFuture, stream::BoxStream};
 use starling_actors::{
-    client::Baggage,
+    client::{Baggage, Slip},
     engine::{ModelCard, TokenizerBundle},
     generate::{GenerateError, GenerateFrame, GenerateSpec, ServedModel},
+    route::wishes::Wishes,
 };
 use starling_ids::{ModelId, RequestId};
 
@@ -31,6 +32,12 @@ pub struct Call {
     pub baggage: Baggage,
     /// Who asks.
     pub who: Who,
+    /// What keeps this client's requests on one worker, for policies that look at it.
+    pub session: Option<String>,
+    /// What the client asks of the choice of worker.
+    pub wishes: Wishes,
+    /// Where the decisions are written down, when the client wants to know them.
+    pub slip: Option<Slip>,
 }
 
 /// Whether new requests should be sent here.

@@ -6,7 +6,7 @@
 use hyper::HeaderMap;
 use serde::Deserialize;
 
-use crate::openai::validate::ValidateError;
+use crate::{error::HttpFault, openai::validate::ValidateError};
 
 /// The header that says how urgent a request is; the field `priority` of the body goes before it.
 pub(crate) const PRIORITY: &str = "x-starling-priority";
@@ -18,6 +18,30 @@ pub const PRIORITY_MAX: i32 = 100;
 
 /// The largest budget, tokens per minute.
 const BUDGET_MAX: u64 = 1_000_000_000_000;
+
+/// What a key allows beside asking for answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// To name the worker: `x-starling-worker`.
+    Pin,
+    /// To choose workers by their labels: `x-starling-select`, `x-starling-tolerate`.
+    Select,
+}
+
+impl Scope {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Pin, Self::Select];
+
+    /// As it is written.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pin => "pin",
+            Self::Select => "select",
+        }
+    }
+}
 
 /// What a key stands for.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -32,11 +56,13 @@ pub struct Caller {
     /// Tokens per minute, prompts and answers, that the tenant may spend in the whole cluster; 0 without a bound. All keys
     /// of a tenant say the same.
     pub budget: u64,
+    /// What it allows besides; nothing where no key is asked for.
+    pub scopes: Vec<Scope>,
 }
 
 impl Default for Caller {
     fn default() -> Self {
-        Self { tenant: String::new(), weight: 1, priority_min: 0, budget: 0 }
+        Self { tenant: String::new(), weight: 1, priority_min: 0, budget: 0, scopes: Vec::new() }
     }
 }
 
@@ -94,6 +120,12 @@ impl Caller {
         Ok(Who { tenant: self.tenant.clone(), weight: self.weight, priority, budget: self.budget })
     }
 
+    /// Lets a header pass that needs a scope.
+    pub(crate) fn need(&self, scope: Scope, header: &'static str) -> Result<(), HttpFault> {
+        let scopes = &self.scopes;
+        if scopes.contains(&scope) { Ok(()) } else { Err(HttpFault::Forbidden { header, scope: scope.as_str() }) }
+    }
+
     /// Why it cannot be used.
     pub(crate) fn wrong(&self) -> Option<&'static str> {
         if self.tenant.len() > 64 || !self.tenant.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -134,7 +166,7 @@ mod tests {
 
     #[test]
     fn the_body_goes_before_the_header_and_a_key_sets_how_urgent_it_may_be() {
-        let caller = Caller { priority_min: -5, tenant: "t".into(), weight: 3, budget: 9 };
+        let caller = Caller { priority_min: -5, tenant: "t".into(), weight: 3, budget: 9, ..Caller::default() };
         assert_eq!(caller.asks(Some(7), Some(-5)).map(|who| who.priority), Ok(-5));
         assert_eq!(caller.asks(Some(7), None).map(|who| who.priority), Ok(7));
         assert_eq!(caller.asks(None, None), Ok(Who { tenant: "t".into(), weight: 3, priority: 0, budget: 9 }));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{Extension, body::Body, extract::State, response::Response};
-use hyper::Request;
+use hyper::{Request, header::HeaderValue};
 use starling_actors::{engine::ModelCard, generate::GenerateSpec};
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     caller::{Who, header_priority},
     context::{App, Names, buffer, unix_s},
     error::Fault,
+    manner::{Manner, RECEIPT},
     metrics::Route,
     openai::{
         request::{ChatRequest, Delivery, Params},
@@ -19,7 +20,7 @@ use crate::{
     },
     prompt::PromptModel,
     reply,
-    run::{Run, RunFault, Start},
+    run::{Collected, Run, RunFault, Start},
     sse,
     text::TextRules,
 };
@@ -45,6 +46,7 @@ pub(crate) struct Job {
     pub(crate) model: Arc<PromptModel>,
     pub(crate) params: Params,
     pub(crate) who: Who,
+    pub(crate) manner: Manner,
     pub(crate) specs: Vec<GenerateSpec>,
     pub(crate) origin: PromptOrigin,
     pub(crate) shape: Shape,
@@ -55,6 +57,7 @@ pub(crate) struct Job {
 async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Result<Job, Fault> {
     let caller = app.authorize(request.headers())?;
     let urgency = header_priority(request.headers())?;
+    let manner = app.manner(request.headers(), &caller)?;
     ticket.admit()?;
     let body = app.body(request).await?;
     let bytes = body.len();
@@ -66,7 +69,9 @@ async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Resu
     let now = unix_s().cast_signed();
     let prompt = app.models.compute(bytes, move || tokenizing.chat(messages, now)).await??;
     let spec = validate::spec(&params, &card, prompt, ORIGIN, rand::random())?;
-    Ok(Job { card, model, params, who, specs: vec![spec], origin: ORIGIN, shape: Shape::Chat, echo: Vec::new() })
+    let specs = vec![spec];
+    let (origin, shape) = (ORIGIN, Shape::Chat);
+    Ok(Job { card, model, params, who, manner, specs, origin, shape, echo: Vec::new() })
 }
 
 /// Asks a worker and sends what it says, as a stream or as one document.
@@ -90,6 +95,7 @@ pub(crate) async fn answer(app: &App, names: &Names, ticket: Ticket, job: Job) -
         backend: &*app.backend,
         names,
         who: job.who,
+        manner: job.manner,
         origin: job.origin,
         rules: Arc::new(rules),
         time: app.config.request_max(),
@@ -113,13 +119,18 @@ pub(crate) async fn answer(app: &App, names: &Names, ticket: Ticket, job: Job) -
 async fn unary(run: Run, head: ReplyHead, echo: Vec<String>) -> Response {
     let writer = ReplyWriter::new(head, run.choices(), false);
     match run.collect().await {
-        Ok((mut transcript, usage, ticket)) => {
+        Ok(Collected { mut transcript, usage, receipts, ticket }) => {
             for (answer, prompt) in transcript.answers.iter_mut().zip(echo) {
                 answer.text.insert_str(0, &prompt);
             }
             let mut out = buffer();
             writer.unary(&mut out, &transcript, &usage);
-            reply::document(out.freeze(), ticket)
+            let mut response = reply::document(out.freeze(), ticket);
+            // Names of nodes are ASCII, so this cannot fail; a reply without its receipt is still a reply.
+            if let Some(value) = receipts.and_then(|line| HeaderValue::try_from(line).ok()) {
+                response.headers_mut().insert(RECEIPT, value);
+            }
+            response
         }
         Err(RunFault { fault, ticket }) => reply::refuse(&fault, ticket),
     }

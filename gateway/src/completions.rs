@@ -40,6 +40,7 @@ pub(crate) async fn completions(
 async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Result<Job, Fault> {
     let caller = app.authorize(request.headers())?;
     let urgency = header_priority(request.headers())?;
+    let manner = app.manner(request.headers(), &caller)?;
     ticket.admit()?;
     let body = app.body(request).await?;
     let bytes = body.len();
@@ -58,7 +59,7 @@ async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Resu
     };
     let specs = prompts.into_iter().enumerate().map(spec).collect::<Result<_, _>>()?;
     let echo = echo.into_iter().flatten().collect();
-    Ok(Job { card, model, params, who, specs, origin: ORIGIN, shape: Shape::Text, echo })
+    Ok(Job { card, model, params, who, manner, specs, origin: ORIGIN, shape: Shape::Text, echo })
 }
 
 type Made = Vec<(Vec<TokenId>, Option<String>)>;

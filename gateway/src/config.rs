@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use hyper::header::HeaderName;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -40,6 +41,8 @@ pub struct GatewayConfig {
     /// visible ASCII characters. Never written out again.
     #[serde(skip_serializing)]
     pub api_keys: Vec<ApiKey>,
+    /// Header whose value keeps requests together, in lower case.
+    pub session_header: String,
 }
 
 /// A setting outside its bounds.
@@ -66,6 +69,7 @@ impl Default for GatewayConfig {
             drain_ms_max: 30_000,
             tokenizer_tasks: 0,
             api_keys: Vec::new(),
+            session_header: "x-session-id".to_owned(),
         }
     }
 }
@@ -85,6 +89,7 @@ impl std::fmt::Debug for GatewayConfig {
             .field("drain_ms_max", &self.drain_ms_max)
             .field("tokenizer_tasks", &self.tokenizer_tasks)
             .field("api_keys", &self.api_keys.len())
+            .field("session_header", &self.session_header)
             .finish()
     }
 }
@@ -101,6 +106,10 @@ impl GatewayConfig {
         within("keep_alive_ms", self.keep_alive_ms, 100, 600_000)?;
         within("drain_ms_max", self.drain_ms_max, 0, 86_400_000)?;
         within("tokenizer_tasks", self.tokenizer_tasks as u64, 0, 1_024)?;
+        if HeaderName::from_lowercase(self.session_header.as_bytes()).is_err() {
+            let rule = "the name of a header in lower case".to_owned();
+            return Err(ConfigError { field: "session_header", rule });
+        }
         let wrong = |rule: &str| Err(ConfigError { field: "api_keys", rule: rule.into() });
         let good = |key: &str| (8..=512).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
         if !self.api_keys.iter().all(|entry| good(&entry.key)) {

@@ -21,6 +21,7 @@ use crate::{
     admission::Admission,
     caller::Caller,
     error::{Fault, HttpFault},
+    manner::Manner,
     prompt::PromptModels,
 };
 
@@ -115,6 +116,11 @@ impl App {
             .iter()
             .fold(None, |known, entry| if same(entry.key.as_bytes(), given) { Some(&entry.caller) } else { known });
         known.cloned().ok_or(HttpFault::Unauthorized)
+    }
+
+    /// How a request is to be routed, as far as its sender may say.
+    pub(crate) fn manner(&self, headers: &HeaderMap, caller: &Caller) -> Result<Manner, HttpFault> {
+        Manner::of(headers, &self.config.session_header, caller)
     }
 
     /// The card of a model that can be asked for now, by its exact name.

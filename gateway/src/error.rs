@@ -60,6 +60,22 @@ pub(crate) enum HttpFault {
     /// No key, or an unknown one.
     #[error("a valid API key is needed: send it as `Authorization: Bearer KEY`")]
     Unauthorized,
+    /// A header that the key does not allow.
+    #[error("the header {header} needs an API key with the scope {scope:?}")]
+    Forbidden {
+        /// The header.
+        header: &'static str,
+        /// What the key lacks.
+        scope: &'static str,
+    },
+    /// A header that cannot be read.
+    #[error("the header {name} {rule}")]
+    Header {
+        /// The header.
+        name: String,
+        /// What would be right.
+        rule: String,
+    },
     /// All permits are taken.
     #[error("this gateway is at its limit of {limit} requests at once")]
     Full {
@@ -141,6 +157,8 @@ fn http_row(fault: &HttpFault) -> Row {
         HttpFault::UnknownRoute { .. } => (StatusCode::NOT_FOUND, "unknown_url"),
         HttpFault::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
         HttpFault::Unauthorized => (StatusCode::UNAUTHORIZED, "invalid_api_key"),
+        HttpFault::Forbidden { .. } => (StatusCode::FORBIDDEN, "missing_scope"),
+        HttpFault::Header { .. } => (StatusCode::BAD_REQUEST, "invalid_header"),
         HttpFault::Full { .. } | HttpFault::Crowded { .. } => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
         HttpFault::Draining => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),
     };
@@ -189,6 +207,7 @@ impl Answer {
     fn kind(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_client_error() => "invalid_request_error",
             _ => "server_error",

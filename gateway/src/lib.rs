@@ -20,6 +20,7 @@ mod context;
 mod error;
 #[cfg(test)]
 mod fixtures;
+mod manner;
 mod metrics;
 mod models;
 mod reply;
@@ -30,6 +31,6 @@ mod sse;
 mod tests;
 
 pub use backend::{Backend, Call, Generation, Readiness};
-pub use caller::{ApiKey, Caller, PRIORITY_MAX, PRIORITY_MIN, Who};
+pub use caller::{ApiKey, Caller, PRIORITY_MAX, PRIORITY_MIN, Scope, Who};
 pub use config::{ConfigError, GatewayConfig};
 pub use server::{DrainReport, Gateway, GatewayError, MetricsRender};

@@ -11,7 +11,10 @@ use std::{
 };
 
 use futures::future::try_join_all;
-use starling_actors::generate::{GenerateError, GenerateSpec};
+use starling_actors::{
+    client::Slip,
+    generate::{GenerateError, GenerateSpec},
+};
 use tokio::time::Sleep;
 
 use crate::{
@@ -20,6 +23,7 @@ use crate::{
     caller::Who,
     context::Names,
     error::Fault,
+    manner::Manner,
     metrics::Outcome,
     openai::validate::{PromptOrigin, name_field},
     text::{Answers, Piece, TextRules, Transcript, Usage},
@@ -42,6 +46,8 @@ pub(crate) struct Run {
     deadline: Pin<Box<Sleep>>,
     ticket: Ticket,
     last_token: Option<Instant>,
+    /// One for each prompt, when the client wants to know how they were routed.
+    slips: Vec<Slip>,
 }
 
 /// What a run is started with.
@@ -49,6 +55,7 @@ pub(crate) struct Start<'a> {
     pub(crate) backend: &'a dyn Backend,
     pub(crate) names: &'a Names,
     pub(crate) who: Who,
+    pub(crate) manner: Manner,
     pub(crate) origin: PromptOrigin,
     pub(crate) rules: Arc<TextRules>,
     pub(crate) time: Duration,
@@ -60,7 +67,9 @@ impl Run {
         let choices_per_part = specs.first().map_or(1, |spec| spec.choices);
         let deadline = tokio::time::Instant::from_std(ticket.since()) + start.time;
         let prompt_tokens: Vec<u64> = specs.iter().map(|spec| spec.prompt.len() as u64).collect();
-        let calls = specs.into_iter().map(|spec| {
+        let slips = specs.iter().filter(|_| start.manner.wishes.receipt).map(|_| Slip::default());
+        let slips: Vec<Slip> = slips.collect();
+        let calls = specs.into_iter().enumerate().map(|(index, spec)| {
             start.backend.generate(Call {
                 request: start.names.request,
                 spec,
@@ -68,6 +77,9 @@ impl Run {
                 trace_parent: start.names.trace_parent.clone(),
                 baggage: start.names.baggage.clone(),
                 who: start.who.clone(),
+                session: start.manner.session.clone(),
+                wishes: start.manner.wishes.clone(),
+                slip: slips.get(index).cloned(),
             })
         });
         let accepted = match tokio::time::timeout_at(deadline, try_join_all(calls)).await {
@@ -90,7 +102,19 @@ impl Run {
             deadline: Box::pin(tokio::time::sleep_until(deadline)),
             ticket,
             last_token: None,
+            slips,
         })
+    }
+
+    /// How the prompts were routed as one line of JSON, when the client wants to know; at most so many candidates each.
+    pub(crate) fn receipts(&self, candidates: usize) -> Option<String> {
+        if self.slips.is_empty() {
+            return None;
+        }
+        let receipts = self.slips.iter().flat_map(Slip::receipts).map(|receipt| receipt.brief(candidates));
+        serde_json::to_string(&receipts.collect::<Vec<_>>())
+            .inspect_err(|error| tracing::warn!(%error, "a receipt cannot be written"))
+            .ok()
     }
 
     /// Answers of all prompts together.
@@ -162,13 +186,16 @@ impl Run {
     }
 
     /// Follows all answers to their end and folds them.
-    pub(crate) async fn collect(mut self) -> Result<(Transcript, Usage, Ticket), RunFault> {
+    pub(crate) async fn collect(mut self) -> Result<Collected, RunFault> {
         let mut transcript = Transcript::new(self.choices());
         let mut piece = Piece::default();
         loop {
             match std::future::poll_fn(|cx| self.poll_piece(cx, &mut piece)).await {
                 Ok(Some(choice)) => transcript.absorb(choice as usize, &mut piece),
-                Ok(None) => return Ok((transcript, self.usage(), self.ticket)),
+                Ok(None) => {
+                    let (usage, receipts) = (self.usage(), self.receipts(RECEIPT_CANDIDATES));
+                    return Ok(Collected { transcript, usage, receipts, ticket: self.ticket });
+                }
                 Err(fault) => return Err(RunFault { fault, ticket: self.ticket }),
             }
         }
@@ -181,6 +208,18 @@ impl Run {
         }
         self.ticket.settle(outcome);
     }
+}
+
+/// Candidates in a receipt that travels as a header: proxies take headers of some kilobytes.
+const RECEIPT_CANDIDATES: usize = 3;
+
+/// All answers, whole.
+pub(crate) struct Collected {
+    pub(crate) transcript: Transcript,
+    pub(crate) usage: Usage,
+    /// See [`Run::receipts`].
+    pub(crate) receipts: Option<String>,
+    pub(crate) ticket: Ticket,
 }
 
 /// A fault and the ticket of the request it ends.

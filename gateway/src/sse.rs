@@ -18,7 +18,12 @@ use hyper::{
 };
 use tokio::time::{Instant, Sleep};
 
-use crate::{context::buffer, error::Fault, metrics::Outcome, openai::response::ReplyWriter, run::Run, text::Piece};
+use starling_actors::route::receipt::CANDIDATES_MAX;
+
+use crate::{
+    context::buffer, error::Fault, manner::RECEIPT, metrics::Outcome, openai::response::ReplyWriter, run::Run,
+    text::Piece,
+};
 
 /// A write is closed at this size; what is left goes into the next.
 const WRITE_BYTES_MAX: usize = 32 * 1024;
@@ -95,13 +100,24 @@ impl SseBody {
         if self.include_usage {
             self.writer.usage_event(&mut self.buffer, &self.run.usage());
         }
+        self.receipt();
         self.buffer.extend_from_slice(b"data: [DONE]\n\n");
         self.run.settle(Outcome::Ok);
+    }
+
+    /// How the request was routed, as a comment, which every client of events skips.
+    fn receipt(&mut self) {
+        if let Some(line) = self.run.receipts(CANDIDATES_MAX) {
+            for part in [": ", RECEIPT, " ", &line, "\n\n"] {
+                self.buffer.extend_from_slice(part.as_bytes());
+            }
+        }
     }
 
     fn fail(&mut self, fault: &Fault) {
         let answer = fault.answer();
         tracing::warn!(code = answer.code, message = %answer.message, "a stream ended with an error");
+        self.receipt();
         self.buffer.extend_from_slice(b"data: ");
         answer.write(&mut self.buffer);
         self.buffer.extend_from_slice(b"\n\n");

@@ -7,5 +7,6 @@ mod connections;
 mod drain;
 mod limits;
 mod malformed;
+mod manner;
 mod meters;
 mod streams;

@@ -16,6 +16,11 @@ A file has one key per flag, with the flag's name:
   http = \"0.0.0.0:8000\"
   workers = 4
   role = [\"router\", \"gateway\"]
+The policy is a preset's name, or a table of parts whose costs are added up:
+  [policy]
+  filters = [{ name = \"topology\", label = \"zone\", prefer = true }]
+  scorers = [{ name = \"prefix\" }, { name = \"fill\", weight = 0.5 }]
+  picker = { name = \"softmin\", temperature = 0.1 }
 
 Order: default, then file, then environment (STARLING_WORKERS=4), then flag; the
 last one wins. An unknown key is refused. Secrets are never settings: `key-file`

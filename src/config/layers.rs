@@ -93,8 +93,13 @@ fn read_file(path: &std::path::Path, text: &str) -> Result<Vec<(&'static Setting
             );
             return Err(malformed(format!("unknown key `{key}`: {hint}")));
         };
-        let text = plain(value)
-            .ok_or_else(|| malformed(format!("key `{key}` is a {}; it must be {}", value.type_str(), known.rule)))?;
+        let text = match value {
+            // The one setting that may be a table; it is checked as a whole.
+            toml::Value::Table(_) if known.name == "policy" => Some(value.to_string()),
+            _ => plain(value),
+        };
+        let text =
+            text.ok_or_else(|| malformed(format!("key `{key}` is a {}; it must be {}", value.type_str(), known.rule)))?;
         values.push((known, text));
     }
     Ok(values)
@@ -145,6 +150,15 @@ mod tests {
         assert!(error.contains("`worker`") && error.contains("`workers`"), "{error}");
         let error = layer(false, file("[engine]\nkind = 1"), &none, &[]).unwrap_err().to_string();
         assert!(error.contains("`engine`") && error.contains("table"), "{error}");
+    }
+
+    #[test]
+    fn the_policy_may_be_a_table_and_stays_one_line() {
+        let text = "[policy]\nscorers = [\"ms\", { name = \"load\", weight = 2 }]\n[policy.picker]\nname = \"softmin\"";
+        let values = layer(false, file(text), &none, &[]).unwrap();
+        let line = &values["policy"].text;
+        assert!(line.starts_with('{') && !line.contains('\n') && line.contains("weight = 2"), "{line}");
+        assert!(layer(false, file("[workers]\na = 1"), &none, &[]).unwrap_err().to_string().contains("table"));
     }
 
     #[test]

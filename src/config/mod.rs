@@ -10,7 +10,7 @@ pub mod settings;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
-use starling_actors::route::{policy::PolicyName, queue::QueueConfig, split::Role};
+use starling_actors::route::{policy::PolicyConfig, queue::QueueConfig, split::Role};
 use starling_engine::{Activations, EngineKind, KernelChoice};
 use starling_ids::{ModelId, NodeId};
 use thiserror::Error;
@@ -42,6 +42,14 @@ pub enum ConfigError {
         origin: String,
         /// What would be right.
         rule: &'static str,
+    },
+    /// The policy cannot be composed.
+    #[error("{reason} ({origin})")]
+    Policy {
+        /// Where it was said.
+        origin: String,
+        /// Which key of it is wrong, and what would be right.
+        reason: String,
     },
     /// Two values that cannot work together, or one that is missing.
     #[error("{0}")]
@@ -127,7 +135,9 @@ pub struct Config {
     /// Key file; `None` is `cluster.key` of the data folder of `starling up`.
     pub key_file: Option<PathBuf>,
     /// How the router chooses workers.
-    pub policy: PolicyName,
+    pub policy: PolicyConfig,
+    /// The request header that names a session, in lower case.
+    pub session_header: String,
     /// Who waits at the router, and for how long.
     pub queue: QueueConfig,
     /// What its workers are for.
@@ -197,7 +207,8 @@ impl Config {
             drain: Duration::from_secs(read.number("drain-secs", 0..=86_400)?),
             data_dir: read.path("data-dir")?,
             key_file: read.path("key-file")?,
-            policy: read.parsed("policy")?.unwrap_or_default(),
+            policy: read.policy()?,
+            session_header: read.session_header()?,
             queue: read.queue()?,
             worker_role: read.parsed("worker-role")?.unwrap_or_default(),
             api_keys_file: read.path("api-keys-file")?,
@@ -334,10 +345,29 @@ mod tests {
             ("seeds", "host-without-port"),
             ("label", "=north"),
             ("label", "zone=north,rack"),
+            ("session-header", "x session"),
         ] {
             let error =
                 typed(true, &[("seeds", "a:1"), ("engine", "simulated"), (name, text)]).unwrap_err().to_string();
             assert!(error.starts_with(name) && error.contains("flag") && error.contains("must be"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_policy_is_a_name_or_a_table_and_errors_name_the_key() {
+        let policy =
+            |text: &str| typed(false, &[("engine", "simulated"), ("policy", text)]).map(|config| config.policy);
+        assert_eq!(policy("p2c").unwrap().label(), "p2c");
+        let composed = policy("{ scorers = ['prefix', { name = 'fill', weight = 2.0 }], picker = 'softmin' }").unwrap();
+        assert_eq!((composed.label(), composed.scorers.len()), ("composed", 2));
+        for (text, key, right) in [
+            ("robin", "policy.name", "round-robin"),
+            ("{ scorers = ['prefx'] }", "policy.scorers[0].name", "did you mean prefix?"),
+            ("{ picker = { name = 'softmin', temperature = 'hot' } }", "policy.picker.temperature", "a number"),
+            ("{ scorers = ", "policy", ""),
+        ] {
+            let error = policy(text).unwrap_err().to_string();
+            assert!(error.contains(key) && error.contains(right) && error.contains("flag"), "{error}");
         }
     }
 

@@ -9,7 +9,10 @@ use super::{
     layers::{Layered, Value},
     settings::setting,
 };
-use starling_actors::route::queue::{Order, QueueConfig};
+use starling_actors::route::{
+    policy::{PolicyConfig, PolicyError, Table},
+    queue::{Order, QueueConfig},
+};
 use starling_cluster::{discovery::LABEL_MAX, membership::Seeds};
 use starling_engine::{Activations, EngineKind, KernelChoice};
 
@@ -37,6 +40,34 @@ impl Reader<'_> {
     /// A whole number in a range. The table gives each of them a default.
     pub(super) fn number(&self, name: &'static str, range: RangeInclusive<u64>) -> Result<u64, ConfigError> {
         self.parsed(name)?.filter(|n| range.contains(n)).ok_or_else(|| self.wrong(name))
+    }
+
+    /// A preset by its name, or a table.
+    pub(super) fn policy(&self) -> Result<PolicyConfig, ConfigError> {
+        let text = self.value("policy").map_or("", |v| v.text.trim());
+        let table = if text.starts_with('{') { format!("policy = {text}") } else { String::new() };
+        let read = || -> Result<PolicyConfig, String> {
+            if table.is_empty() {
+                return Ok(PolicyConfig::named(text.parse().map_err(|error: PolicyError| error.to_string())?));
+            }
+            let mut document: BTreeMap<String, Table> =
+                toml::from_str(&table).map_err(|error| format!("policy: {}", error.message()))?;
+            let config = PolicyConfig::try_from(document.remove("policy").unwrap_or_default());
+            config.map_err(|error| error.to_string())
+        };
+        let origin = || self.value("policy").map_or_else(String::new, |v| v.source.to_string());
+        let wrong = |reason: String| ConfigError::Policy { origin: origin(), reason };
+        let config = read().map_err(wrong)?;
+        config.build().map_err(|error| wrong(error.to_string()))?;
+        Ok(config)
+    }
+
+    /// The name of a header, in lower case.
+    pub(super) fn session_header(&self) -> Result<String, ConfigError> {
+        let text = self.value("session-header").map_or("", |v| v.text.trim()).to_ascii_lowercase();
+        let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
+        let right = (1..=64).contains(&text.len()) && text.bytes().all(good);
+        if right { Ok(text) } else { Err(self.wrong("session-header")) }
     }
 
     /// A number of bytes in a range: a whole number, a binary unit may follow.

@@ -10,7 +10,10 @@ use starling_kv::hash::block_hashes;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Call, GenerateStream, Inner, budget::pay, journey::Journey};
-use crate::generate::{GenerateError, GenerateSpec, RouteRequest};
+use crate::{
+    generate::{GenerateError, GenerateSpec, RouteRequest},
+    route::wishes::Wishes,
+};
 
 pub(super) async fn generate(inner: &Arc<Inner>, call: Call) -> Result<GenerateStream, GenerateError> {
     let deadline = Instant::now() + call.time_left.min(Duration::from_secs(86_400));
@@ -25,6 +28,7 @@ pub(super) async fn generate(inner: &Arc<Inner>, call: Call) -> Result<GenerateS
     context.priority = call.priority;
     let mut journey = Journey::new(inner.clone(), ask, call.spec, context, deadline);
     journey.charge = charge;
+    journey.slip = call.slip;
     let (opened, routed) = journey.begin().await?;
     Ok(GenerateStream::new(opened, routed, journey))
 }
@@ -64,5 +68,6 @@ fn route_request(call: &Call, card: &ModelCard) -> RouteRequest {
         may_wait: true,
         begun: false,
         weight: call.weight,
+        wishes: Wishes { receipt: call.slip.is_some(), ..call.wishes.clone() },
     }
 }

@@ -18,6 +18,7 @@ use super::{
     budget::Charge,
     outcome::{Tries, is_fault},
     route::{Hold, Routed, route},
+    slip::Slip,
 };
 use crate::{
     generate::{Accepted, GenerateError, GenerateFrame, GenerateSpec, KvSource, RouteNote, RouteRequest, SoFar},
@@ -54,6 +55,8 @@ pub(super) struct Journey {
     pub(super) losses: u32,
     /// What its tenant paid, if it has a budget.
     pub(super) charge: Option<Charge>,
+    /// Where decisions are written down, if anywhere.
+    pub(super) slip: Option<Slip>,
     fruitless: u32,
 }
 
@@ -74,7 +77,8 @@ impl Journey {
         context: Context,
         deadline: Instant,
     ) -> Self {
-        Self { inner, ask, spec, context, deadline, begun: Instant::now(), losses: 0, charge: None, fruitless: 0 }
+        let (begun, losses, fruitless) = (Instant::now(), 0, 0);
+        Self { inner, ask, spec, context, deadline, begun, losses, charge: None, slip: None, fruitless }
     }
 
     /// A worker that takes the request, and its stream.
@@ -148,6 +152,9 @@ impl Journey {
             self.context.attempt = AttemptId(self.context.attempt.0.saturating_add(1));
             match opened {
                 Ok(opened) => {
+                    if let (Some(slip), Some(receipt)) = (&self.slip, routed.receipt.clone()) {
+                        slip.push(receipt);
+                    }
                     // A worker of an older release does not say its number.
                     if let Ok(accepted) = rmp_serde::from_slice::<Accepted>(&opened.reply)
                         && accepted.number > 0

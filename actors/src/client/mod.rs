@@ -12,6 +12,7 @@ mod journey;
 mod outcome;
 mod own_load;
 mod route;
+mod slip;
 mod stream;
 
 use std::{sync::Arc, time::Duration};
@@ -23,12 +24,14 @@ use starling_ids::{ModelId, RequestId};
 use crate::{
     generate::{GenerateError, GenerateSpec, ServedModel},
     indexer::knowledge::Knowledge,
+    route::wishes::Wishes,
     view::View,
 };
 use budget::Budgets;
 use bundle::Bundles;
 use failures::Failures;
 use own_load::OwnLoad;
+pub use slip::Slip;
 pub use stream::GenerateStream;
 
 /// How long a shard in whose queue a request waits may say nothing.
@@ -57,6 +60,10 @@ pub struct Call {
     pub budget: u64,
     /// What keeps requests together on one worker, for policies that look at it.
     pub session: Option<String>,
+    /// What the client asks of the choice of worker itself.
+    pub wishes: Wishes,
+    /// Where the decisions are written down, for one who wants to know them.
+    pub slip: Option<Slip>,
 }
 
 /// The cluster as a client sees it. Cheap to clone.

@@ -12,12 +12,13 @@ use tokio::time::timeout;
 
 use super::{Inner, SIGN_MAX, outcome::Tries, own_load::OwnGuard};
 use crate::{
-    generate::{KvSource, RouteNote, RouteReply, RouteRequest},
+    generate::{KvSource, RouteNote, RouteReply, RouteRequest, WISHES},
     indexer::knowledge::WorkerStatus,
     names,
     route::{
         catalog::{Catalog, CatalogWorker},
         fallback::two_choices,
+        receipt::Receipt,
         slots::{SLOTS, rank, slot_of},
     },
 };
@@ -40,6 +41,7 @@ pub(super) struct Routed {
     pub(super) incarnation: Incarnation,
     pub(super) hit_blocks: u32,
     pub(super) source: Option<KvSource>,
+    pub(super) receipt: Option<Receipt>,
     pub(super) hold: Hold,
 }
 
@@ -116,7 +118,9 @@ pub(super) async fn route(inner: &Inner, ask: &RouteRequest, context: &Context, 
     match choose(inner, &inner.view.catalog(), ask) {
         Some(reply) => Some(routed(inner, reply, None)),
         None => {
-            tries.note_shard(Fault::new(FaultKind::NotFound, format!("no worker is left for `{}`", ask.model)));
+            let limits = ask.wishes.limits().map_or_else(String::new, |limits| format!(" that {limits}"));
+            let nobody = format!("no worker is left for `{}`{limits}", ask.model);
+            tries.note_shard(Fault::new(FaultKind::NotFound, nobody));
             None
         }
     }
@@ -136,12 +140,15 @@ async fn ask_shards(inner: &Inner, ask: &RouteRequest, context: &Context) -> Ask
     let slot = slot_of(ask.hashes.first().copied(), SLOTS);
     let mut shards = rank(&ask.model, slot, catalog.routers.clone());
     shards.extend(rank(&ask.model, slot, catalog.routers_suspect.clone()));
-    let last_word = |kind| matches!(kind, FaultKind::Overloaded | FaultKind::DeadlineExceeded);
+    let last_word = |fault: &Fault| match fault.kind {
+        FaultKind::Overloaded | FaultKind::DeadlineExceeded => true,
+        kind => kind == FaultKind::Invalid && fault.param.as_deref() == Some(WISHES),
+    };
     for shard in shards.iter().take(SHARDS_TRIED) {
         let mut waited = false;
         match ask_shard(inner, shard, (ask, context), &mut waited).await {
             Ok((reply, line)) => return Asked::Routed(Box::new(routed(inner, reply, Some(line)))),
-            Err(StreamError::Rejected(fault) | StreamError::Failed(fault)) if last_word(fault.kind) => {
+            Err(StreamError::Rejected(fault) | StreamError::Failed(fault)) if last_word(&fault) => {
                 return Asked::Refused(fault);
             }
             Err(error) => {
@@ -182,7 +189,9 @@ async fn ask_shard(
 /// The choice without a shard: two drawn at random, the less loaded one, suspects only when there is nobody else.
 fn choose(inner: &Inner, catalog: &Catalog, ask: &RouteRequest) -> Option<RouteReply> {
     let model = catalog.models.get(&ask.model)?;
-    let left = || model.workers.iter().filter(|worker| !ask.exclude.contains(&worker.id));
+    let may =
+        |worker: &&CatalogWorker| !ask.exclude.contains(&worker.id) && ask.wishes.allow(&worker.id, &worker.labels);
+    let left = || model.workers.iter().filter(may);
     let mut workers: Vec<&CatalogWorker> = left().filter(|worker| !worker.suspect).collect();
     if workers.is_empty() {
         workers = left().collect();
@@ -198,7 +207,8 @@ fn choose(inner: &Inner, catalog: &Catalog, ask: &RouteRequest) -> Option<RouteR
     };
     let loads: Vec<u32> = workers.iter().zip(known).map(|(worker, status)| last_load(inner, worker, status)).collect();
     let chosen = workers.get(two_choices(&loads, rand::random())?)?;
-    Some(RouteReply { worker: chosen.id.clone(), incarnation: chosen.incarnation, hit_blocks: 0, source: None })
+    let (worker, incarnation) = (chosen.id.clone(), chosen.incarnation);
+    Some(RouteReply { worker, incarnation, hit_blocks: 0, source: None, receipt: None })
 }
 
 fn last_load(inner: &Inner, worker: &CatalogWorker, status: Option<WorkerStatus>) -> u32 {
@@ -208,7 +218,7 @@ fn last_load(inner: &Inner, worker: &CatalogWorker, status: Option<WorkerStatus>
 }
 
 fn routed(inner: &Inner, reply: RouteReply, reservation: Option<Line>) -> Routed {
-    let RouteReply { worker, incarnation, hit_blocks, source } = reply;
+    let RouteReply { worker, incarnation, hit_blocks, source, receipt } = reply;
     let hold = Hold { reservation, _own: inner.own.count(&worker, incarnation) };
-    Routed { worker, incarnation, hit_blocks, source, hold }
+    Routed { worker, incarnation, hit_blocks, source, receipt, hold }
 }

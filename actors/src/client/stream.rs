@@ -92,6 +92,15 @@ impl Leg {
     }
 }
 
+impl Drop for Reader {
+    /// An answer that is wanted no longer ends here too: a gateway that found a stop text needs no more of it.
+    fn drop(&mut self) {
+        if self.outcome.answer_tokens > 0 {
+            self.conclude();
+        }
+    }
+}
+
 struct Reader {
     leg: Leg,
     journey: Journey,
@@ -182,7 +191,9 @@ impl Reader {
     fn conclude(&mut self) {
         if let Some(hold) = self.leg.hold.take() {
             let (total_ms, resumed) = (ms(self.journey.begun), self.journey.losses);
-            hold.note(RouteNote::Ended(Outcome { total_ms, resumed, ..self.outcome }));
+            let outcome = Outcome { total_ms, resumed, ..self.outcome };
+            hold.note(RouteNote::Ended(outcome));
+            self.journey.slip.iter().for_each(|slip| slip.ended(outcome));
         }
     }
 

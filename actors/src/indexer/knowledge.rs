@@ -14,7 +14,7 @@ use std::{
 use starling_ids::{BlockHash, Incarnation, Metric, WorkerId};
 use starling_kv::{
     events::{EventBatch, EventCursor, WrongIncarnation},
-    index::{Cache, IndexError, IndexLimits, PrefixIndex, Tier},
+    index::{Cache, Holder, IndexError, IndexLimits, Overlap, PrefixIndex, Tier},
 };
 
 use crate::report::{InventoryPart, LoadReport};
@@ -170,9 +170,15 @@ impl Knowledge {
     }
 
     /// Who holds leading blocks of a chain, and how many.
-    pub(crate) fn holders(&self, chain: &[BlockHash]) -> Vec<(WorkerId, u32)> {
-        let found = self.index.matches(chain, usize::MAX).into_iter().filter(|hit| hit.depth > 0);
-        found.map(|hit| (hit.worker, u32::try_from(hit.depth).unwrap_or(u32::MAX))).collect()
+    pub(crate) fn overlaps(&self, chain: &[BlockHash]) -> Vec<Overlap> {
+        let mut overlaps = Vec::new();
+        self.index.overlaps(chain, &mut overlaps);
+        overlaps
+    }
+
+    /// Whose an overlap is.
+    pub(crate) fn who(&self, holder: Holder) -> Option<WorkerId> {
+        self.index.who(holder).map(|(worker, ..)| worker)
     }
 
     /// (worker, block) pairs known.

@@ -51,6 +51,12 @@ pub struct Breaker {
 }
 
 impl Breaker {
+    /// Whether requests go through, now and until the next fault.
+    #[must_use]
+    pub const fn is_closed(&self) -> bool {
+        self.open.is_none()
+    }
+
     /// Where it is.
     #[must_use]
     pub fn state(&self, now: Duration) -> State {

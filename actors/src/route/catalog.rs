@@ -16,7 +16,7 @@ use starling_cluster::{
 use starling_engine::{Capabilities, EngineLimits, ModelCard};
 use starling_ids::{Incarnation, ModelId, NodeId, WorkerId};
 
-use super::split::Role;
+use super::{split::Role, wishes::Labels};
 use crate::names;
 
 /// A worker that can be asked.
@@ -32,6 +32,8 @@ pub struct CatalogWorker {
     pub role: Role,
     /// Its node failed a probe and may refute: taken only when no other worker is left.
     pub suspect: bool,
+    /// Labels of its node and its own.
+    pub labels: Arc<Labels>,
 }
 
 /// A model and who serves it.
@@ -125,6 +127,7 @@ impl Catalog {
             // A word of a newer release is no reason to leave a worker out.
             role: instance.labels.get("role").and_then(|role| role.parse().ok()).unwrap_or_default(),
             suspect: routable == Routable::LastResort,
+            labels: Arc::new(labels(view, instance)),
         };
         match self.models.get_mut(&capabilities.card.id) {
             None => {
@@ -140,6 +143,12 @@ impl Catalog {
             },
         }
     }
+}
+
+/// Labels of the node, and over them those of the instance but the epoch, which is another one after every restart.
+fn labels(view: &NodeView, instance: &Instance) -> Labels {
+    let own = instance.labels.iter().filter(|(key, _)| *key != "epoch");
+    view.record.labels.iter().chain(own).map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 /// Why two cards of one name cannot serve the same requests.

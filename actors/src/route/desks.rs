@@ -103,6 +103,7 @@ impl Desks {
                     (false, _) => Standing::Sound,
                 };
                 desk.seat(&worker.id, worker.incarnation, places(worker), standing);
+                desk.set_labels(&worker.id, &worker.labels);
                 self.model_of.insert(worker.id.clone(), model.clone());
             }
         }

@@ -4,13 +4,17 @@
 //! run down a column instead of gathering a row from many maps: thousands of workers are scored in microseconds.
 //! Never: decides, reads a clock. Bounds: one entry per worker; the slot of one that left is given to the next.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, hash::Hasher, sync::Arc, time::Duration};
 
 use starling_ids::{Incarnation, WorkerId};
+use twox_hash::XxHash3_64;
 
 use super::{
-    rates::Rates,
+    columns::Columns,
+    policy::mix,
+    rates::{Learned, Rates},
     split::{KvLink, Role},
+    wishes::{Labels, TAINT},
 };
 
 /// A worker's place in the columns.
@@ -93,6 +97,21 @@ pub struct Fleet {
     pub chosen: Vec<u64>,
     /// It failed a request lately and is avoided until then.
     pub cooling: Vec<Duration>,
+    /// What the columns above amount to, for whoever runs down all of them.
+    pub(super) columns: Columns,
+    /// When the last of those that cool may be chosen again.
+    cooled: Duration,
+    /// Workers with a role of their own.
+    specialists: usize,
+    /// Accounts with new rates since the rates were levelled.
+    unlevelled: usize,
+    /// Every worker's learned rates, as a sum.
+    learned: Learned,
+    /// Which of the sets of labels it has; 0 is the empty one.
+    label_sets: Vec<u32>,
+    sets: Vec<Arc<Labels>>,
+    set_of: HashMap<Arc<Labels>, u32>,
+    tainted: bool,
     lives: Vec<Option<(WorkerId, Incarnation)>>,
     slots: HashMap<WorkerId, Slot>,
     vacant: Vec<Slot>,
@@ -137,9 +156,46 @@ impl Fleet {
     /// Sequences on a worker: those in its account and those it has not told of yet.
     #[must_use]
     pub fn in_flight(&self, slot: Slot) -> u32 {
+        self.columns.in_flight[slot]
+    }
+
+    /// Sequences on all workers.
+    #[must_use]
+    pub fn in_flight_total(&self) -> u64 {
+        self.columns.in_flight_total
+    }
+
+    /// A number for a worker that is the same on every node.
+    #[must_use]
+    pub fn key(&self, slot: Slot) -> u64 {
+        self.columns.keys[slot]
+    }
+
+    /// Whether some worker has a role of its own.
+    #[must_use]
+    pub fn has_specialists(&self) -> bool {
+        self.specialists > 0
+    }
+
+    /// Whether a worker cools at `now`.
+    #[must_use]
+    pub fn cools(&self, slot: Slot, now: Duration) -> bool {
+        now < self.cooled && now < self.cooling[slot]
+    }
+
+    /// Avoids a worker until then.
+    pub(super) fn cool(&mut self, slot: Slot, until: Duration) {
+        self.cooling[slot] = until;
+        self.cooled = self.cooled.max(until);
+    }
+
+    /// Works a worker's columns out anew, after one of them changed.
+    pub(super) fn refresh(&mut self, slot: Slot) {
         let heard = &self.heard[slot];
         // After a restart of the shard the book is short; a worker that reports late is short itself.
-        (heard.running + heard.waiting + self.unreported[slot]).max(self.sequences[slot])
+        let in_flight = (heard.running + heard.waiting + self.unreported[slot]).max(self.sequences[slot]);
+        let (queued, taken) = (self.queued_tokens(slot), self.blocks(slot));
+        self.columns.refresh(slot, self.rates[slot], self.places[slot], (in_flight, queued, taken));
     }
 
     /// Prompt tokens that wait on a worker.
@@ -154,17 +210,77 @@ impl Fleet {
         u64::from(self.heard[slot].blocks_pinned) + self.unreported_blocks[slot]
     }
 
+    /// Labels of a worker: its node's and its instance's.
+    #[must_use]
+    pub fn labels(&self, slot: Slot) -> Option<&Labels> {
+        self.sets.get(self.label_set(slot)).map(|set| &**set)
+    }
+
+    /// The number of a worker's set of labels: many workers share one.
+    #[must_use]
+    pub fn label_set(&self, slot: Slot) -> usize {
+        self.label_sets.get(slot).map_or(usize::MAX, |set| *set as usize)
+    }
+
+    /// The sets of labels, in the order of their numbers. Some may belong to no worker any more.
+    pub fn label_sets(&self) -> impl Iterator<Item = &Labels> {
+        self.sets.iter().map(|set| &**set)
+    }
+
+    /// Whether some set of labels holds a taint.
+    #[must_use]
+    pub fn tainted(&self) -> bool {
+        self.tainted
+    }
+
+    /// Gives a worker its labels.
+    pub(super) fn set_labels(&mut self, slot: Slot, labels: &Arc<Labels>) {
+        if self.sets.len() > 2 * self.width() + 16 {
+            self.forget_labels();
+        }
+        self.label_sets[slot] = self.number_of(labels);
+    }
+
+    fn number_of(&mut self, labels: &Arc<Labels>) -> u32 {
+        if let Some(known) = self.set_of.get(labels) {
+            return *known;
+        }
+        let number = u32::try_from(self.sets.len()).unwrap_or(u32::MAX);
+        self.tainted |= labels.keys().any(|key| key.starts_with(TAINT));
+        self.sets.push(labels.clone());
+        self.set_of.insert(labels.clone(), number);
+        number
+    }
+
+    /// Drops sets of labels that no worker has any more.
+    fn forget_labels(&mut self) {
+        let sets = std::mem::take(&mut self.sets);
+        self.set_of.clear();
+        self.tainted = false;
+        // The empty one stays the first.
+        self.number_of(&Arc::default());
+        for slot in 0..self.label_sets.len() {
+            if let Some(set) = sets.get(self.label_set(slot)) {
+                self.label_sets[slot] = self.number_of(set);
+            }
+        }
+    }
+
     /// Gives a worker a slot, or a new life its old one. The columns start as nothing is known.
     pub(super) fn seat(&mut self, worker: &WorkerId, incarnation: Incarnation, places: Places) -> Slot {
         let slot = self.slots.get(worker).copied().or_else(|| self.vacant.pop()).unwrap_or_else(|| self.widen());
         let same = self.lives[slot].as_ref().is_some_and(|(w, life)| w == worker && *life == incarnation);
         if !same {
             self.wipe(slot);
-            self.rates[slot] = self.common();
+            self.rates[slot] = self.learned.mean();
+            self.columns.keys[slot] = worker_key(worker);
             self.lives[slot] = Some((worker.clone(), incarnation));
             self.slots.insert(worker.clone(), slot);
         }
+        self.specialists += usize::from(places.role != Role::Both);
+        self.specialists -= usize::from(self.places[slot].role != Role::Both);
         self.places[slot] = places;
+        self.refresh(slot);
         slot
     }
 
@@ -178,12 +294,19 @@ impl Fleet {
 
     /// Takes a worker's account.
     pub(super) fn hear(&mut self, slot: Slot, heard: Heard) {
-        let learned = heard.rates != self.heard[slot].rates;
+        let before = self.heard[slot].rates;
         self.heard[slot] = heard;
         self.reported[slot] = true;
-        if learned {
-            self.level();
+        if heard.rates != before {
+            self.learned.replace(before, heard.rates);
+            self.unlevelled += 1;
+            // The mean hardly moves by one of many, so all are levelled once for as many accounts as there are workers.
+            if self.unlevelled >= self.len() {
+                self.level();
+            }
+            self.level_one(slot);
         }
+        self.refresh(slot);
     }
 
     fn widen(&mut self) -> Slot {
@@ -199,12 +322,18 @@ impl Fleet {
         self.unreported_blocks.push(0);
         self.chosen.push(0);
         self.cooling.push(Duration::ZERO);
+        // Without labels of its own until it is given some.
+        let none = self.number_of(&Arc::default());
+        self.label_sets.push(none);
+        self.columns.widen();
         self.lives.push(None);
         self.lives.len() - 1
     }
 
     fn wipe(&mut self, slot: Slot) {
+        self.learned.replace(self.heard[slot].rates, None);
         self.standing[slot] = Standing::Vacant;
+        self.specialists -= usize::from(self.places[slot].role != Role::Both);
         self.places[slot] = Places::default();
         self.heard[slot] = Heard::default();
         self.reported[slot] = false;
@@ -215,19 +344,34 @@ impl Fleet {
         self.unreported_blocks[slot] = 0;
         self.chosen[slot] = 0;
         self.cooling[slot] = Duration::ZERO;
+        self.label_sets[slot] = 0;
         self.lives[slot] = None;
-    }
-
-    fn common(&self) -> Rates {
-        let seated = self.slots.values();
-        Rates::common(seated.filter_map(|slot| self.heard[*slot].rates))
+        self.refresh(slot);
     }
 
     /// Equal machines learn slightly different rates: they are judged by their mean.
     fn level(&mut self) {
-        let common = self.common();
-        for slot in self.slots.values() {
-            self.rates[*slot] = self.heard[*slot].rates.map_or(common, |own| own.near(common));
+        self.unlevelled = 0;
+        // Anew: a sum that is only added to and taken from drifts.
+        self.learned = Learned::default();
+        for slot in 0..self.width() {
+            self.learned.replace(None, self.heard[slot].rates);
+        }
+        for slot in 0..self.width() {
+            self.level_one(slot);
+            self.refresh(slot);
         }
     }
+
+    fn level_one(&mut self, slot: Slot) {
+        let mean = self.learned.mean();
+        self.rates[slot] = self.heard[slot].rates.map_or(mean, |own| own.near(mean));
+    }
+}
+
+/// The same number for a worker on every node, whatever its slot there.
+fn worker_key(WorkerId { node, index }: &WorkerId) -> u64 {
+    let mut hasher = XxHash3_64::with_seed(1);
+    hasher.write(node.as_str().as_bytes());
+    mix(hasher.finish(), u64::from(*index))
 }

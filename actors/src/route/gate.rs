@@ -23,9 +23,13 @@ const REFUSED: Duration = Duration::from_millis(250);
 pub(super) struct Gate {
     rooms: Option<Rooms>,
     breakers: Vec<Breaker>,
+    /// Slots whose breaker is not closed, rising: seldom any, so that a decision looks at no breaker.
+    turned: Vec<Slot>,
     /// The reservation that tries a worker whose breaker is half open.
     trying: Vec<Option<Ticket>>,
     refused: Vec<Duration>,
+    /// When the last of those that refused counts as free again.
+    refusals_end: Duration,
 }
 
 impl Gate {
@@ -42,6 +46,7 @@ impl Gate {
     /// A worker left, or began a new life, which nothing is held against.
     pub(super) fn wipe(&mut self, slot: Slot) {
         self.breakers[slot] = Breaker::default();
+        self.note_turn(slot);
         self.trying[slot] = None;
         self.refused[slot] = Duration::ZERO;
     }
@@ -50,12 +55,13 @@ impl Gate {
     pub(super) fn learn(&mut self, ask: &Ask<'_>, fleet: &mut Fleet, now: Duration) {
         for worker in ask.failed {
             if let Some(slot) = fleet.slot(worker) {
-                fleet.cooling[slot] = now + COOLING;
+                fleet.cool(slot, now + COOLING);
             }
         }
         for worker in ask.exclude.iter().filter(|worker| !ask.failed.contains(worker)) {
             if let Some(slot) = fleet.slot(worker) {
                 self.refused[slot] = now + REFUSED;
+                self.refusals_end = now + REFUSED;
             }
         }
     }
@@ -65,23 +71,22 @@ impl Gate {
         self.refused[slot] = Duration::ZERO;
     }
 
-    /// Slots that may be chosen, into `eligible`: doubtful, cooling and cut-off ones only when all are. None while all that
-    /// could be chosen are taken.
-    pub(super) fn list(&self, ask: &Ask<'_>, fleet: &Fleet, now: Duration, eligible: &mut Vec<Slot>) {
-        let sound = |slot: &Slot| {
-            fleet.standing[*slot] == Standing::Sound && fleet.cooling[*slot] <= now && self.breakers[*slot].allows(now)
-        };
+    /// Slots that may be given a request, with room or without, into `eligible`: sound ones that neither cool nor are cut off,
+    /// or as a last resort all that take anything.
+    pub(super) fn list(&self, fleet: &Fleet, now: Duration, last_resort: bool, eligible: &mut Vec<Slot>) {
+        let cut_off = |slot: Slot| !self.turned.is_empty() && !self.breakers[slot].allows(now);
+        let sound = |slot: Slot| fleet.standing[slot] == Standing::Sound && !fleet.cools(slot, now) && !cut_off(slot);
         eligible.clear();
-        eligible.extend((0..fleet.width()).filter(sound));
-        let left = |slot: &Slot| fleet.life(*slot).is_some_and(|(worker, _)| !ask.exclude.contains(worker));
-        if eligible.is_empty() || (!ask.exclude.is_empty() && !eligible.iter().any(left)) {
-            eligible.clear();
-            eligible.extend((0..fleet.width()).filter(|slot| present(fleet, *slot)));
-        }
+        eligible
+            .extend((0..fleet.width()).filter(|slot| if last_resort { present(fleet, *slot) } else { sound(*slot) }));
+    }
+
+    /// Keeps those of `eligible` that would take the request; none while all of them are taken.
+    pub(super) fn keep_open(&self, ask: &Ask<'_>, fleet: &Fleet, now: Duration, eligible: &mut Vec<Slot>) {
         let Some(rooms) = &self.rooms else { return };
         if eligible.iter().any(|slot| self.is_open(rooms, fleet, *slot, now)) {
             let sequences = ask.choices.max(1);
-            eligible.retain(|slot| self.refused[*slot] <= now && rooms.fits(fleet, *slot, sequences));
+            eligible.retain(|slot| !self.refuses(*slot, now) && rooms.fits(fleet, *slot, sequences));
         } else {
             eligible.clear();
         }
@@ -103,7 +108,11 @@ impl Gate {
     /// A first token came from a worker. True when that closes its breaker.
     pub(super) fn worked(&mut self, slot: Slot) -> bool {
         self.trying[slot] = None;
-        self.breakers[slot].worked()
+        let closes = self.breakers[slot].worked();
+        if closes {
+            self.note_turn(slot);
+        }
+        closes
     }
 
     /// A worker failed a request. True when that opens its breaker.
@@ -111,6 +120,7 @@ impl Gate {
         let opens = self.breakers[slot].failed(now);
         if opens {
             self.trying[slot] = None;
+            self.note_turn(slot);
         }
         opens
     }
@@ -125,12 +135,26 @@ impl Gate {
 
     /// Workers whose breaker is not closed.
     pub(super) fn cut_off(&self, now: Duration) -> impl Iterator<Item = (Slot, State)> + '_ {
-        let states = self.breakers.iter().map(move |breaker| breaker.state(now)).enumerate();
-        states.filter(|(_, state)| *state != State::Closed)
+        self.turned.iter().map(move |slot| (*slot, self.breakers[*slot].state(now)))
+    }
+
+    /// A breaker may have opened or closed.
+    fn note_turn(&mut self, slot: Slot) {
+        match (self.turned.binary_search(&slot), self.breakers[slot].is_closed()) {
+            (Ok(at), true) => {
+                self.turned.remove(at);
+            }
+            (Err(at), false) => self.turned.insert(at, slot),
+            _ => {}
+        }
+    }
+
+    fn refuses(&self, slot: Slot, now: Duration) -> bool {
+        now < self.refusals_end && now < self.refused[slot]
     }
 
     fn is_open(&self, rooms: &Rooms, fleet: &Fleet, slot: Slot, now: Duration) -> bool {
-        self.refused[slot] <= now && rooms.open(fleet, slot)
+        !self.refuses(slot, now) && rooms.open(fleet, slot)
     }
 }
 

@@ -5,9 +5,11 @@
 //! each; [`breaker`] keeps those away that fail, [`queue`] says who goes next when all are taken. [`rates`] are how fast they are,
 //! [`receipt`] remembers why. [`fallback`] is for times without a shard, [`retries`] bounds what failures cost.
 
+pub mod ask;
 pub mod breaker;
 pub mod budget;
 pub mod catalog;
+mod columns;
 pub mod desk;
 pub mod desks;
 pub mod fallback;
@@ -17,6 +19,8 @@ pub mod policy;
 pub mod queue;
 pub mod rates;
 pub mod receipt;
+pub mod regret;
 pub mod retries;
 pub mod slots;
 pub mod split;
+pub mod wishes;

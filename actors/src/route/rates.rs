@@ -23,26 +23,6 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// The mean of what was learned; the prior when nothing was.
-    #[must_use]
-    pub fn common(learned: impl Iterator<Item = Self>) -> Self {
-        let (mut sum, mut count) = (Self { prefill_ms_per_token: 0.0, decode_ms_per_sequence: 0.0, step_ms: 0.0 }, 0.0);
-        for rates in learned {
-            sum.prefill_ms_per_token += rates.prefill_ms_per_token;
-            sum.decode_ms_per_sequence += rates.decode_ms_per_sequence;
-            sum.step_ms += rates.step_ms;
-            count += 1.0;
-        }
-        if count < 1.0 {
-            return Self::default();
-        }
-        Self {
-            prefill_ms_per_token: sum.prefill_ms_per_token / count,
-            decode_ms_per_sequence: sum.decode_ms_per_sequence / count,
-            step_ms: sum.step_ms / count,
-        }
-    }
-
     /// These rates with each that is within a factor of two of the common one taken as that: equal machines learn
     /// slightly different numbers, and a worker must not win by noise.
     #[must_use]
@@ -56,6 +36,52 @@ impl Rates {
     }
 }
 
+/// The sum of what workers have learned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Learned {
+    sum: Rates,
+    count: usize,
+}
+
+impl Default for Learned {
+    fn default() -> Self {
+        Self { sum: Rates { prefill_ms_per_token: 0.0, decode_ms_per_sequence: 0.0, step_ms: 0.0 }, count: 0 }
+    }
+}
+
+impl Learned {
+    /// One worker's rates changed.
+    pub(super) fn replace(&mut self, before: Option<Rates>, now: Option<Rates>) {
+        if let Some(before) = before {
+            self.add(before, -1.0);
+            self.count = self.count.saturating_sub(1);
+        }
+        if let Some(now) = now {
+            self.add(now, 1.0);
+            self.count += 1;
+        }
+    }
+
+    /// The mean; the prior when nothing was learned.
+    pub(super) fn mean(&self) -> Rates {
+        if self.count == 0 {
+            return Rates::default();
+        }
+        let count = self.count as f64;
+        Rates {
+            prefill_ms_per_token: self.sum.prefill_ms_per_token / count,
+            decode_ms_per_sequence: self.sum.decode_ms_per_sequence / count,
+            step_ms: self.sum.step_ms / count,
+        }
+    }
+
+    fn add(&mut self, rates: Rates, sign: f64) {
+        self.sum.prefill_ms_per_token += sign * rates.prefill_ms_per_token;
+        self.sum.decode_ms_per_sequence += sign * rates.decode_ms_per_sequence;
+        self.sum.step_ms += sign * rates.step_ms;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,10 +89,13 @@ mod tests {
     #[test]
     fn equal_machines_have_equal_rates_and_others_keep_theirs() {
         let with = |prefill_ms_per_token| Rates { prefill_ms_per_token, ..Rates::default() };
-        let common = Rates::common([with(0.9), with(1.1), with(1.0)].into_iter());
+        let mut learned = Learned::default();
+        assert_eq!(learned.mean(), Rates::default());
+        [with(0.9), with(7.0), with(1.0)].into_iter().for_each(|rates| learned.replace(None, Some(rates)));
+        learned.replace(Some(with(7.0)), Some(with(1.1)));
+        let common = learned.mean();
         assert!((common.prefill_ms_per_token - 1.0).abs() < 1e-9);
         assert_eq!(with(0.9).near(common), with(1.1).near(common));
         assert_eq!(with(0.1).near(common), with(0.1));
-        assert_eq!(Rates::common(std::iter::empty()), Rates::default());
     }
 }

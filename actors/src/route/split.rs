@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     fleet::{Slot, Standing},
     policy::{Cost, Question},
+    wishes::Wishes,
 };
 
 /// What a worker is for.
@@ -111,9 +112,8 @@ pub struct Source {
 /// The joint choice: who answers, and where its first blocks come from.
 #[must_use]
 pub fn join(question: &Question<'_>, eligible: &[Slot], chosen: Slot) -> (Slot, Option<Source>) {
-    let roles = &question.fleet.places;
     // Among workers that all do everything, a request stays on one: nothing of it waits for a second one.
-    if question.ask.choices > 1 || roles.iter().all(|places| places.role == Role::Both) {
+    if question.ask.choices > 1 || !question.fleet.has_specialists() {
         return (chosen, None);
     }
     if let Some((decode, source)) = split(question, eligible, chosen) {
@@ -199,7 +199,17 @@ fn usable(question: &Question<'_>, slot: Slot) -> bool {
     let fleet = question.fleet;
     let reachable = fleet.heard[slot].link.block_bytes > 0;
     let life = fleet.life(slot).is_some_and(|(worker, _)| !question.ask.exclude.contains(worker));
-    fleet.standing[slot] == Standing::Sound && reachable && life
+    fleet.standing[slot] == Standing::Sound && reachable && life && borne(question, slot)
+}
+
+/// Whether the request bears what taints a worker has.
+fn borne(question: &Question<'_>, slot: Slot) -> bool {
+    if !question.fleet.tainted() {
+        return true;
+    }
+    let none = Wishes::default();
+    let wishes = question.ask.wishes.unwrap_or(&none);
+    question.fleet.labels(slot).is_none_or(|labels| wishes.tolerates(labels))
 }
 
 #[cfg(test)]

@@ -5,13 +5,17 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use starling_cluster::stream::{Fault, FaultKind};
-use starling_ids::{Metric, ModelId, RequestId, WorkerId};
+use starling_cluster::{
+    discovery::NodeRecord,
+    stream::{Fault, FaultKind},
+};
+use starling_ids::{Metric, ModelId, RequestId};
+use starling_kv::index::Overlap;
 use tokio::sync::oneshot;
 
 use super::Reserved;
 use crate::{
-    generate::{RouteRequest, TENANT},
+    generate::{RouteRequest, TENANT, WISHES},
     indexer::knowledge::Knowledge,
     route::{
         catalog::Catalog,
@@ -28,14 +32,19 @@ const SWEEP: Duration = Duration::from_millis(100);
 
 /// Waiting requests passed over in one go because no worker with room may have them.
 const PASSED_MAX: u32 = 8;
+/// As that, of requests that wish for a worker which is taken; they are passed over at less cost.
+const WISHING_MAX: u32 = 64;
 
 /// What one request that waited is told.
 #[derive(Debug)]
 pub(super) struct Letter {
     pub(super) to: oneshot::Sender<Verdict>,
     pub(super) model: ModelId,
-    pub(super) verdict: Result<Decision, Fault>,
+    pub(super) verdict: Result<Grant, Fault>,
 }
+
+/// A decision, and its receipt for a request that wishes to have it.
+pub(super) type Grant = (Decision, Option<Box<Receipt>>);
 
 /// What comes out of waiting.
 pub(super) type Verdict = Result<Reserved, Fault>;
@@ -49,6 +58,28 @@ pub(super) struct Question {
     pub(super) priority: i32,
     /// On the knowledge's clock.
     pub(super) deadline: Duration,
+    /// The node where the request came in, while it is known.
+    pub(super) origin: Option<Arc<NodeRecord>>,
+}
+
+impl Question {
+    fn ask(&self) -> Ask<'_> {
+        let request = &self.request;
+        Ask {
+            request: request.request,
+            prompt_tokens: request.prompt_tokens,
+            block_tokens: self.block_tokens,
+            hashes: &request.hashes,
+            choices: request.choices,
+            answer_tokens_max: request.answer_tokens_max,
+            answer_expected: 0.0,
+            session: request.session.as_deref(),
+            exclude: &request.exclude,
+            failed: &request.failed,
+            wishes: Some(&request.wishes),
+            origin: self.origin.as_ref().map(|record| &record.labels),
+        }
+    }
 }
 
 /// One request that waits.
@@ -60,7 +91,7 @@ struct Asked {
 
 /// What became of a question.
 pub(super) enum Answer {
-    Granted(Decision),
+    Granted(Grant),
     Waits(Place, oneshot::Receiver<Verdict>),
     Refused(Fault),
 }
@@ -125,7 +156,7 @@ impl Mind {
     pub(super) fn decide(
         &mut self,
         mut question: Question,
-        holders: &[(WorkerId, u32)],
+        overlaps: &[Overlap],
         now: Duration,
     ) -> (Answer, Vec<Letter>) {
         let request = &question.request;
@@ -133,19 +164,17 @@ impl Mind {
         let Some(desk) = self.desks.desk(&model) else { return (Answer::Refused(unserved(&model)), Vec::new()) };
         let had_turn = request.begun || !request.exclude.is_empty();
         if (had_turn || self.queues.get(&model).is_none_or(Queue::is_empty))
-            && let Some(decision) = put(desk, &question, holders, now)
+            && let Some(decision) = put(desk, &self.knowledge, &question, overlaps, now)
         {
-            return (Answer::Granted(decision), Vec::new());
+            return (Answer::Granted(told(desk, request, decision)), Vec::new());
         }
-        let nobody = !desk.anyone_left(&request.failed);
+        let nobody = !desk.anyone_for(&question.ask());
         if nobody || !request.may_wait {
-            let retry_ms = 1_000;
-            let fault = Fault::new(FaultKind::Overloaded, "every worker refused this request").retry_after_ms(retry_ms);
-            return (Answer::Refused(fault), Vec::new());
+            return (Answer::Refused(refused(request, nobody)), Vec::new());
         }
         // Who refused for want of room may have some when the turn comes.
         question.request.exclude.clone_from(&question.request.failed);
-        let claim = claim(desk, &question, holders);
+        let claim = claim(desk, &question, overlaps);
         let queue = self.queues.entry(model.clone()).or_insert_with(|| Queue::new(self.config.clone()));
         let (to, turn) = oneshot::channel();
         let (place, displaced) = match queue.offer(claim, Asked { question, to }, now) {
@@ -211,7 +240,7 @@ impl Mind {
         let mut letters = Vec::new();
         let Some(queue) = self.queues.get_mut(model).filter(|queue| !queue.is_empty()) else { return letters };
         let Some(desk) = self.desks.desk(model) else { return letters };
-        let mut passed = 0;
+        let (mut passed, mut wishing) = (0, 0);
         while desk.has_room(now)
             && let Some(place) = queue.next(now)
             && let Some(entry) = queue.get(place)
@@ -220,8 +249,14 @@ impl Mind {
                 queue.remove(place, now);
                 continue;
             }
-            let holders = self.knowledge.holders(&entry.payload.question.request.hashes);
-            let Some(decision) = put(desk, &entry.payload.question, &holders, now) else {
+            let question = &entry.payload.question;
+            if question.request.wishes.limit() && wishing < WISHING_MAX && !desk.has_room_for(&question.ask(), now) {
+                wishing += 1;
+                queue.park(place);
+                continue;
+            }
+            let overlaps = self.knowledge.overlaps(&question.request.hashes);
+            let Some(decision) = put(desk, &self.knowledge, question, &overlaps, now) else {
                 if passed == PASSED_MAX {
                     break;
                 }
@@ -233,7 +268,9 @@ impl Mind {
             let waited = now.saturating_sub(entry.since);
             desk.waited(decision.ticket, waited);
             metrics::histogram!(Metric::RouterQueueWait.name()).record(waited.as_secs_f64());
-            letters.push(Letter { to: entry.payload.to, model: model.clone(), verdict: Ok(decision) });
+            let Asked { question, to } = entry.payload;
+            let verdict = Ok(told(desk, &question.request, decision));
+            letters.push(Letter { to, model: model.clone(), verdict });
         }
         queue.unpark();
         letters
@@ -241,29 +278,37 @@ impl Mind {
 }
 
 /// One decision at a desk.
-fn put(desk: &mut Desk, question: &Question, holders: &[(WorkerId, u32)], now: Duration) -> Option<Decision> {
-    let Question { request, block_tokens, .. } = question;
-    let ask = Ask {
-        request: request.request,
-        prompt_tokens: request.prompt_tokens,
-        block_tokens: *block_tokens,
-        hashes: &request.hashes,
-        choices: request.choices,
-        answer_tokens_max: request.answer_tokens_max,
-        answer_expected: 0.0,
-        session: request.session.as_deref(),
-        exclude: &request.exclude,
-        failed: &request.failed,
-    };
-    let hits: Vec<_> =
-        holders.iter().filter_map(|(worker, depth)| Some((desk.fleet().slot(worker)?, *depth))).collect();
-    desk.decide(&ask, &hits, now)
+fn put(
+    desk: &mut Desk,
+    knowledge: &Knowledge,
+    question: &Question,
+    overlaps: &[Overlap],
+    now: Duration,
+) -> Option<Decision> {
+    desk.decide_over(&question.ask(), overlaps, |holder| knowledge.who(holder), now)
+}
+
+/// A decision with its receipt, when the request wishes to have it.
+fn told(desk: &Desk, request: &RouteRequest, decision: Decision) -> Grant {
+    let receipt = if request.wishes.receipt { desk.receipt(decision.ticket) } else { None };
+    (decision, receipt.map(Box::new))
+}
+
+/// Nobody takes the request, and it cannot wait: by its own wishes, or because all that it met refused it.
+fn refused(request: &RouteRequest, nobody: bool) -> Fault {
+    match request.wishes.limits().filter(|_| nobody && request.failed.is_empty()) {
+        Some(limits) => Fault {
+            param: Some(WISHES.to_owned()),
+            ..Fault::new(FaultKind::Invalid, format!("no worker of `{}` that {limits} is here", request.model))
+        },
+        None => Fault::new(FaultKind::Overloaded, "every worker refused this request").retry_after_ms(1_000),
+    }
 }
 
 /// What a request brings to the queue: at best the worker that holds most of it computes the rest.
-fn claim(desk: &Desk, question: &Question, holders: &[(WorkerId, u32)]) -> Claim {
+fn claim(desk: &Desk, question: &Question, overlaps: &[Overlap]) -> Claim {
     let request = &question.request;
-    let hit = holders.iter().map(|(_, depth)| *depth).max().unwrap_or(0);
+    let hit = overlaps.iter().map(|overlap| overlap.device).max().unwrap_or(0);
     let hit_tokens = u64::from(hit) * u64::from(question.block_tokens);
     let miss_tokens = u64::from(request.prompt_tokens).saturating_sub(hit_tokens).max(1);
     let expected = desk.answer_expected(request.answer_tokens_max).ceil() as u64 * u64::from(request.choices.max(1));

@@ -141,6 +141,7 @@ async fn a_tokenizer_is_fetched_once_and_checked() {
 async fn every_decision_can_be_explained() {
     let rig = Rig::ready("shard-why", TestModel::new(), 2).await;
     let request = starling_ids::RequestId(42);
+    let slip = crate::client::Slip::default();
     let call = crate::client::Call {
         request,
         spec: spec(prompt(1, 60), 1),
@@ -152,6 +153,8 @@ async fn every_decision_can_be_explained() {
         weight: 1,
         budget: 0,
         session: None,
+        wishes: Default::default(),
+        slip: Some(slip.clone()),
     };
     let stream = rig.node.client().generate(call).await.expect("accepted");
     let receipts = rig.node.explain(request).await;
@@ -164,5 +167,7 @@ async fn every_decision_can_be_explained() {
     let outcome = receipt.outcome.expect("what came of it is told too");
     assert_eq!((outcome.cached_tokens, outcome.answer_tokens, outcome.resumed), (0, 1, 0));
     assert!(outcome.ttft_ms > 0.0 && outcome.ttft_ms <= outcome.total_ms);
+    // Who asked along with the request was told the same.
+    assert_eq!(slip.receipts(), [receipt]);
     rig.end().await;
 }

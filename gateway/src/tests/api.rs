@@ -249,7 +249,7 @@ async fn a_tenant_over_its_part_is_a_429_that_says_when() {
 #[tokio::test]
 async fn a_key_says_whose_a_request_is_and_how_urgent_it_may_be() {
     let cluster = hello();
-    let caller = Caller { tenant: "search".into(), weight: 4, priority_min: -10, budget: 600 };
+    let caller = Caller { tenant: "search".into(), weight: 4, priority_min: -10, budget: 600, ..Caller::default() };
     let api_keys = vec![ApiKey { key: "key-of-search".into(), caller }];
     let local = Local::with(&cluster, GatewayConfig { api_keys, ..Default::default() });
     let ask = async |priority: &str, extra: Value| {

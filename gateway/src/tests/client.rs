@@ -37,7 +37,8 @@ impl Reply {
         let value = self.json();
         let error = value["error"].as_object().unwrap_or_else(|| panic!("no envelope: {value}"));
         assert!(error["message"].as_str().is_some_and(|text| !text.is_empty()), "{value}");
-        let kinds = ["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"];
+        let kinds =
+            ["invalid_request_error", "authentication_error", "permission_error", "rate_limit_error", "server_error"];
         assert!(kinds.contains(&error["type"].as_str().expect("a type")), "{value}");
         assert!(error["code"].is_string() || error["code"].is_null(), "{value}");
         error["param"].as_str().map(str::to_owned)

@@ -40,6 +40,15 @@ pub struct Holder {
     pub(super) generation: u32,
 }
 
+impl Holder {
+    /// A small number that no other holder has at the same time: an index for what is kept by holder. The next holder of
+    /// the number is another value.
+    #[must_use]
+    pub fn lane(self) -> usize {
+        self.lane as usize
+    }
+}
+
 /// How much of a chain's beginning one holder has, in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overlap {

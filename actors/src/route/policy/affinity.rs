@@ -2,7 +2,6 @@
 
 use std::hash::Hasher;
 
-use starling_ids::{NodeId, WorkerId};
 use twox_hash::XxHash3_64;
 
 use super::{Question, Scorer, first_block, mix};
@@ -19,14 +18,14 @@ pub struct PrefixHash {
     pub blocks: usize,
     /// Times the mean load at which the next in rank takes over; above 1.
     pub overload: f64,
-    bound: f64,
+    rank: Rank,
 }
 
 impl PrefixHash {
     /// Of so many blocks, with a bound on load (consistent hashing with bounded loads: Mirrokni, Thorup, Zadimoghaddam 2018).
     #[must_use]
     pub fn new(blocks: usize, overload: f64) -> Self {
-        Self { blocks, overload, bound: f64::MAX }
+        Self { blocks, overload, rank: Rank::default() }
     }
 }
 
@@ -36,14 +35,12 @@ impl Scorer for PrefixHash {
     }
 
     fn prepare(&mut self, question: &Question<'_>) {
-        self.bound = load_bound(question, self.overload);
+        let bound = load_bound(question, self.overload);
+        self.rank = Rank { key: first_block(question.ask.hashes, self.blocks), bound };
     }
 
     fn cost(&self, question: &Question<'_>, slot: Slot) -> f64 {
-        match first_block(question.ask.hashes, self.blocks) {
-            Some(key) => rendezvous(question, slot, key, self.bound),
-            None => f64::from(question.fleet.in_flight(slot)),
-        }
+        self.rank.cost(question, slot)
     }
 }
 
@@ -55,14 +52,14 @@ pub struct Session {
     pub hard: bool,
     /// Times the mean load at which a session moves.
     pub overload: f64,
-    bound: f64,
+    rank: Rank,
 }
 
 impl Session {
     /// See the type.
     #[must_use]
     pub fn new(hard: bool, overload: f64) -> Self {
-        Self { hard, overload, bound: f64::MAX }
+        Self { hard, overload, rank: Rank::default() }
     }
 }
 
@@ -72,41 +69,39 @@ impl Scorer for Session {
     }
 
     fn prepare(&mut self, question: &Question<'_>) {
-        self.bound = if self.hard { f64::MAX } else { load_bound(question, self.overload) };
+        let bound = if self.hard { f64::MAX } else { load_bound(question, self.overload) };
+        let key = question.ask.session.map(|session| {
+            let mut hasher = XxHash3_64::with_seed(0);
+            hasher.write(session.as_bytes());
+            hasher.finish()
+        });
+        self.rank = Rank { key, bound };
     }
 
     fn cost(&self, question: &Question<'_>, slot: Slot) -> f64 {
-        match question.ask.session {
-            Some(session) => {
-                let mut hasher = XxHash3_64::with_seed(0);
-                hasher.write(session.as_bytes());
-                rendezvous(question, slot, hasher.finish(), self.bound)
-            }
-            None => f64::from(question.fleet.in_flight(slot)),
-        }
+        self.rank.cost(question, slot)
     }
 }
 
-/// A worker's rank for a key in [0, 1), the lowest wins; one over the bound comes after all that are not.
-fn rendezvous(question: &Question<'_>, slot: Slot, key: u64, bound: f64) -> f64 {
-    let Some((worker, _)) = question.fleet.life(slot) else { return f64::MAX };
-    let rank = (mix(worker_key(worker), key) >> 11) as f64 / (1u64 << 53) as f64;
-    let over = f64::from(question.fleet.in_flight(slot)) + 1.0 > bound;
-    if over { rank + 1.0 } else { rank }
+/// What keeps a request together with others, if anything does, and the load up to which its worker keeps it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rank {
+    key: Option<u64>,
+    bound: f64,
+}
+
+impl Rank {
+    /// A worker's rank for the key in [0, 1), the lowest wins; one over the bound comes after all that are not. Without a key
+    /// the least loaded.
+    fn cost(self, question: &Question<'_>, slot: Slot) -> f64 {
+        let load = f64::from(question.fleet.in_flight(slot));
+        let Some(key) = self.key else { return load };
+        let rank = (mix(question.fleet.key(slot), key) >> 11) as f64 / (1u64 << 53) as f64;
+        if load + 1.0 > self.bound { rank + 1.0 } else { rank }
+    }
 }
 
 fn load_bound(question: &Question<'_>, overload: f64) -> f64 {
-    let total: u32 = question.fleet.workers().map(|(_, slot)| question.fleet.in_flight(slot)).sum();
-    let mean = f64::from(total + 1) / question.fleet.len().max(1) as f64;
+    let mean = (question.fleet.in_flight_total() + 1) as f64 / question.fleet.len().max(1) as f64;
     (mean * overload).ceil().max(AT_EASE)
-}
-
-/// The same number for a worker on every node, whatever its slot there.
-fn worker_key(WorkerId { node, index }: &WorkerId) -> u64 {
-    let key = |node: &NodeId| {
-        let mut hasher = XxHash3_64::with_seed(1);
-        hasher.write(node.as_str().as_bytes());
-        hasher.finish()
-    };
-    mix(key(node), u64::from(*index))
 }

@@ -4,7 +4,11 @@
 //! hit, a queue, a slow machine and a full cache weigh against each other by what they do to somebody's clock.
 
 use super::{Question, Scorer};
-use crate::route::fleet::Slot;
+use crate::route::{
+    columns::{Columns, View},
+    desk::Ask,
+    fleet::{Fleet, Slot},
+};
 
 /// Weight of what others lose: their tokens come later by this prefill, each of them.
 const HARM: f64 = 0.25;
@@ -38,53 +42,80 @@ pub struct Terms {
 }
 
 impl Terms {
+    /// Until the first token.
+    #[must_use]
+    pub fn first_token(&self) -> f64 {
+        self.queue + self.prefill + self.place + self.blocks
+    }
+
     /// Their sum.
     #[must_use]
     pub fn total(&self) -> f64 {
-        self.queue + self.prefill + self.place + self.blocks + self.harm
+        self.first_token() + self.harm
     }
+}
+
+/// Time to the first token of a prompt on a worker by its own account alone, milliseconds.
+pub(in crate::route) fn by_its_account(fleet: &Fleet, slot: Slot, missed: u32, answer: f64) -> f64 {
+    let heard = &fleet.heard[slot];
+    let load = (heard.running + heard.waiting, heard.prefill_tokens, u64::from(heard.blocks_pinned));
+    let mut alone = Columns::default();
+    alone.widen();
+    alone.refresh(0, fleet.rates[slot], fleet.places[slot], load);
+    let request = Request { answer: answer.max(1.0), harm: 0.0, blocks: 0.0 };
+    request.judge(alone.view(1), 0, f64::from(missed), 0.0).first_token()
+}
+
+/// What of a request is the same on every worker.
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    /// Tokens of an answer.
+    answer: f64,
+    /// Weight of what running answers lose, for each millisecond of prefill.
+    harm: f64,
+    /// KV blocks for prompt and answer.
+    blocks: f64,
+}
+
+impl Request {
+    fn of(ask: &Ask<'_>, harm: f64) -> Self {
+        let answer = ask.answer_expected.max(1.0);
+        let tokens = f64::from(ask.prompt_tokens) + ask.answer_expected;
+        let blocks = (tokens / f64::from(ask.block_tokens.max(1))).ceil();
+        Self { answer, harm: harm / answer.min(64.0), blocks }
+    }
+
+    /// On a worker that lacks `missed` tokens of the prompt and holds `hits` blocks of it. No branch and no call, so that a
+    /// column of workers is judged several at a time.
+    #[inline]
+    fn judge(self, columns: View<'_>, slot: Slot, missed: f64, hits: f64) -> Terms {
+        let lacking = (self.blocks - hits).max(0.0) - columns.free[slot];
+        Terms {
+            queue: columns.queue[slot],
+            prefill: missed * columns.prefill[slot] + round_up(missed / columns.step_tokens[slot]) * columns.step[slot],
+            place: columns.place[slot] * self.answer,
+            blocks: lacking.max(0.0) * columns.block[slot] * self.answer,
+            harm: columns.harm[slot] * missed * self.harm,
+        }
+    }
+}
+
+/// The next whole number, of one from 0 to 2^51; [`f64::ceil`] is a call on the oldest x86-64 processors.
+#[inline]
+fn round_up(number: f64) -> f64 {
+    // Beyond 2^52 there are no halves, so the sum is rounded to a whole number.
+    const WHOLE: f64 = (1u64 << 52) as f64;
+    let nearest = (number + WHOLE) - WHOLE;
+    nearest + if nearest < number { 1.0 } else { 0.0 }
 }
 
 impl Cost {
     /// Term by term.
     #[must_use]
     pub fn judge(&self, question: &Question<'_>, slot: Slot) -> Terms {
-        let Question { ask, fleet, .. } = question;
-        let (rates, places) = (fleet.rates[slot], fleet.places[slot]);
-        let in_flight = f64::from(fleet.in_flight(slot));
-        // Token counts stay far below 2^52, where these conversions would start to round.
-        let queued = fleet.queued_tokens(slot) as f64;
-        let missed = f64::from(question.missed_tokens(slot));
-        let decoding = in_flight.min(f64::from(places.sequences.max(1)));
-        let step = rates.step_ms + decoding * rates.decode_ms_per_sequence;
-        let step_tokens = f64::from(places.step_tokens.max(1));
-        let steps = |tokens: f64| (tokens / step_tokens).ceil();
-        let prefill = missed * rates.prefill_ms_per_token + steps(missed) * step;
-        let answer = ask.answer_expected.max(1.0);
-        let turn = answer * step;
-        let over = in_flight + 1.0 - f64::from(places.sequences);
-        let place = if places.sequences > 0 && over > 0.0 { over / f64::from(places.sequences) * turn } else { 0.0 };
-        Terms {
-            queue: queued * rates.prefill_ms_per_token + steps(queued) * step,
-            prefill,
-            place,
-            blocks: self.wait_for_blocks(question, slot, turn),
-            harm: self.harm * decoding * missed * rates.prefill_ms_per_token / answer.min(64.0),
-        }
-    }
-
-    /// Blocks come back as answers end: all that are taken in one answer's time.
-    fn wait_for_blocks(self, question: &Question<'_>, slot: Slot, turn: f64) -> f64 {
-        let Question { ask, fleet, hits, .. } = question;
-        let total = f64::from(fleet.places[slot].blocks);
-        if total <= 0.0 {
-            return 0.0;
-        }
-        let taken = fleet.blocks(slot) as f64;
-        let tokens = f64::from(ask.prompt_tokens) + ask.answer_expected;
-        let needed = (tokens / f64::from(ask.block_tokens.max(1))).ceil() - f64::from(hits[slot]);
-        let lacking = taken + needed.max(0.0) - total;
-        if lacking > 0.0 && taken > 0.0 { lacking / taken * turn } else { 0.0 }
+        let request = Request::of(question.ask, self.harm);
+        let (missed, hits) = (f64::from(question.missed_tokens(slot)), f64::from(question.hits[slot]));
+        request.judge(question.fleet.columns.view(usize::MAX), slot, missed, hits)
     }
 }
 
@@ -97,8 +128,25 @@ impl Scorer for Cost {
         self.judge(question, slot).total()
     }
 
-    fn terms(&self, question: &Question<'_>, slot: Slot) -> Vec<(&'static str, f64)> {
+    fn add(&self, question: &Question<'_>, weight: f64, costs: &mut [f64]) {
+        let request = Request::of(question.ask, self.harm);
+        let (prompt, block) = (f64::from(question.ask.prompt_tokens), f64::from(question.ask.block_tokens));
+        // Equal lengths known beforehand: then no bound is checked inside.
+        let width = costs.len().min(question.fleet.width()).min(question.hits.len());
+        let columns = question.fleet.columns.view(width);
+        for (slot, (cost, hits)) in costs[..width].iter_mut().zip(&question.hits[..width]).enumerate() {
+            // The last token is always computed, for what follows it.
+            let hits = f64::from(*hits);
+            let missed = (prompt - hits * block).max(1.0);
+            *cost += weight * request.judge(columns, slot, missed, hits).total();
+        }
+    }
+
+    fn terms(&self, question: &Question<'_>, slot: Slot, told: &mut dyn FnMut(&'static str, f64)) {
         let Terms { queue, prefill, place, blocks, harm } = self.judge(question, slot);
-        vec![("queue", queue), ("prefill", prefill), ("place", place), ("blocks", blocks), ("harm", harm)]
+        for (name, ms) in [("queue", queue), ("prefill", prefill), ("place", place), ("blocks", blocks), ("harm", harm)]
+        {
+            told(name, ms);
+        }
     }
 }

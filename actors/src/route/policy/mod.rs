@@ -9,20 +9,23 @@ mod config;
 mod cost;
 mod dynamo;
 mod filters;
+mod params;
 mod pickers;
 mod plain;
 
 use std::fmt::Debug;
 
-pub use config::{PolicyConfig, PolicyError, PolicyName};
+pub use config::{Custom, Part, PolicyConfig, PolicyName};
+pub use params::{Params, PolicyError, Table, Value};
 use starling_ids::{BlockHash, RequestId};
 
 pub use affinity::{PrefixHash, Session};
 pub use cost::Cost;
+pub(super) use cost::by_its_account;
 pub use dynamo::{Dynamo, DynamoWeights};
-pub use filters::Excluded;
-pub use pickers::{Fairest, Lowest, TwoDraws};
-pub use plain::{AnyOf, LeastLoaded, Turns};
+pub use filters::{Excluded, Needed, Pinned, Selected, Tainted, Topology};
+pub use pickers::{Fairest, Lowest, Softmin, TwoDraws};
+pub use plain::{AnyOf, Far, Fill, KvUse, LeastLoaded, Missing, Turns};
 
 use super::{
     desk::Ask,
@@ -56,9 +59,13 @@ impl Question<'_> {
 pub trait Filter: Debug + Send {
     /// One word for receipts.
     fn name(&self) -> &'static str;
+    /// Called before the workers are gone through; false when the filter keeps them all.
+    fn prepare(&mut self, _question: &Question<'_>) -> bool {
+        true
+    }
     /// Whether a worker may have this request.
     fn keeps(&self, question: &Question<'_>, slot: Slot) -> bool;
-    /// What remains when this filter would leave nobody: nobody (false), or everybody it was given.
+    /// What remains when this filter would leave nobody: nobody (false), or everybody it was given: a preference.
     fn yields(&self) -> bool {
         false
     }
@@ -77,8 +84,8 @@ pub trait Scorer: Debug + Send {
         }
     }
     /// The cost by its parts, for receipts; by default the whole under its name.
-    fn terms(&self, question: &Question<'_>, slot: Slot) -> Vec<(&'static str, f64)> {
-        vec![(self.name(), self.cost(question, slot))]
+    fn terms(&self, question: &Question<'_>, slot: Slot, told: &mut dyn FnMut(&'static str, f64)) {
+        told(self.name(), self.cost(question, slot));
     }
     /// Called before the costs of one request are asked for.
     fn prepare(&mut self, _question: &Question<'_>) {}
@@ -102,7 +109,7 @@ pub trait Picker: Debug + Send {
 #[derive(Debug)]
 pub struct Policy {
     /// What it is called in receipts and metrics.
-    pub name: String,
+    pub name: &'static str,
     /// All must keep a worker.
     pub filters: Vec<Box<dyn Filter>>,
     /// Costs are added up, each times its weight.
@@ -131,10 +138,9 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// The cheapest of the last choice with their costs, cheapest first.
-    #[must_use]
-    pub fn cheapest(&self, count: usize) -> Vec<(Slot, f64)> {
-        let mut best: Vec<(Slot, f64)> = Vec::with_capacity(count + 1);
+    /// Puts the cheapest of the last choice into `best` with their costs, cheapest first.
+    pub fn cheapest(&self, count: usize, best: &mut Vec<(Slot, f64)>) {
+        best.clear();
         for (slot, cost) in self.slots.iter().zip(&self.left) {
             if best.len() == count && best.last().is_some_and(|(_, worst)| cost >= worst) {
                 continue;
@@ -143,21 +149,40 @@ impl Scratch {
             best.insert(at, (*slot, *cost));
             best.truncate(count);
         }
-        best
     }
 }
 
 impl Policy {
-    /// Chooses among `eligible` slots. `None` when no filter yields and none is left.
-    pub fn choose(&mut self, question: &Question<'_>, eligible: &[Slot], scratch: &mut Scratch) -> Option<Choice> {
+    /// Of these parts.
+    #[must_use]
+    pub fn new(
+        name: &'static str,
+        filters: Vec<Box<dyn Filter>>,
+        scorers: Vec<(f64, Box<dyn Scorer>)>,
+        picker: Box<dyn Picker>,
+    ) -> Self {
+        Self { name, filters, scorers, picker }
+    }
+
+    /// Takes the slots out that a filter which does not yield leaves out.
+    pub fn allow(&mut self, question: &Question<'_>, slots: &mut Vec<Slot>) {
+        for filter in self.filters.iter_mut().filter(|filter| !filter.yields()) {
+            if filter.prepare(question) {
+                slots.retain(|slot| filter.keeps(question, *slot));
+            }
+        }
+    }
+
+    /// Chooses among slots that [`Self::allow`] left, by the filters that yield, the scorers and the picker. `None` when there
+    /// is none.
+    pub fn choose(&mut self, question: &Question<'_>, allowed: &[Slot], scratch: &mut Scratch) -> Option<Choice> {
         let Scratch { costs, slots, left } = scratch;
         slots.clear();
-        slots.extend_from_slice(eligible);
-        for filter in &self.filters {
-            if filter.yields() && !slots.iter().any(|slot| filter.keeps(question, *slot)) {
-                continue;
+        slots.extend_from_slice(allowed);
+        for filter in self.filters.iter_mut().filter(|filter| filter.yields()) {
+            if filter.prepare(question) && slots.iter().any(|slot| filter.keeps(question, *slot)) {
+                slots.retain(|slot| filter.keeps(question, *slot));
             }
-            slots.retain(|slot| filter.keeps(question, *slot));
         }
         if slots.is_empty() {
             return None;
@@ -175,13 +200,10 @@ impl Policy {
     }
 
     /// The cost of one slot by its terms, weighted.
-    #[must_use]
-    pub fn explain(&self, question: &Question<'_>, slot: Slot) -> Vec<(&'static str, f64)> {
-        let weighted = |(weight, scorer): &(f64, Box<dyn Scorer>)| {
-            let terms = scorer.terms(question, slot).into_iter();
-            terms.map(|(name, cost)| (name, weight * cost)).collect::<Vec<_>>()
-        };
-        self.scorers.iter().flat_map(weighted).collect()
+    pub fn explain(&self, question: &Question<'_>, slot: Slot, told: &mut dyn FnMut(&'static str, f64)) {
+        for (weight, scorer) in &self.scorers {
+            scorer.terms(question, slot, &mut |name, cost| told(name, weight * cost));
+        }
     }
 
     pub(super) fn reserved(&mut self, ask: &Ask<'_>, slot: Slot, hit_blocks: u32) {

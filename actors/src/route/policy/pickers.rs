@@ -1,6 +1,6 @@
 //! From costs to one worker.
 
-use super::{Picker, Question, mix};
+use super::{Params, Picker, PolicyError, Question, mix};
 use crate::route::fleet::Slot;
 
 /// The lowest cost; a draw among equals.
@@ -9,7 +9,7 @@ pub struct Lowest;
 
 impl Picker for Lowest {
     fn pick(&mut self, question: &Question<'_>, slots: &[Slot], costs: &[f64]) -> (Slot, usize) {
-        let best = costs.iter().copied().min_by(f64::total_cmp).unwrap_or_default();
+        let best = lowest(costs).map_or(f64::MAX, |at| costs[at]);
         pick_among(slots, costs, best, |at| mix(question.draw, at as u64))
     }
 }
@@ -36,8 +36,7 @@ impl Default for Fairest {
 
 impl Picker for Fairest {
     fn pick(&mut self, question: &Question<'_>, slots: &[Slot], costs: &[f64]) -> (Slot, usize) {
-        let cheapest = (0..slots.len()).min_by(|a, b| costs[*a].total_cmp(&costs[*b]));
-        let Some(cheapest) = cheapest else { return (0, 0) };
+        let Some(cheapest) = lowest(costs) else { return (slots.first().copied().unwrap_or_default(), slots.len()) };
         let slot = slots[cheapest];
         let prefill = f64::from(question.missed_tokens(slot)) * question.fleet.rates[slot].prefill_ms_per_token;
         let limit = costs[cheapest] + self.ms.max(prefill * self.share);
@@ -60,7 +59,60 @@ impl Picker for TwoDraws {
     }
 }
 
+/// The index of the lowest cost, the first of several. A cost that is no number is not looked at; `None` when none is one.
+fn lowest(costs: &[f64]) -> Option<usize> {
+    // First the value, several at a time, then its place.
+    let least = |a: f64, b: &f64| if *b < a { *b } else { a };
+    let mut lanes = [f64::INFINITY; 4];
+    let (fours, rest) = costs.as_chunks::<4>();
+    for four in fours {
+        for (lane, cost) in lanes.iter_mut().zip(four) {
+            *lane = least(*lane, cost);
+        }
+    }
+    let low = lanes.iter().chain(rest).fold(f64::INFINITY, least);
+    costs.iter().position(|cost| *cost <= low)
+}
+
+/// The one of lowest rank among those whose cost is within the limit, and how many those are.
 fn pick_among(slots: &[Slot], costs: &[f64], limit: f64, rank: impl Fn(Slot) -> u64) -> (Slot, usize) {
-    let near = || slots.iter().zip(costs).filter(|(_, cost)| **cost <= limit).map(|(slot, _)| *slot);
-    (near().min_by_key(|slot| (rank(*slot), *slot)).unwrap_or_default(), near().count())
+    let mut near = slots.iter().zip(costs).filter(|(_, cost)| **cost <= limit).map(|(slot, _)| *slot);
+    let Some(first) = near.next() else { return (slots.first().copied().unwrap_or_default(), slots.len()) };
+    let ranked = |(best, count): ((u64, Slot), usize), slot: Slot| (best.min((rank(slot), slot)), count + 1);
+    let ((_, slot), count) = near.fold(((rank(first), first), 1), ranked);
+    (slot, count)
+}
+
+/// `{ name = "softmin", temperature = 0.1 }`: drawn, cheaper ones more often: each with a probability that falls by a factor of
+/// e with every `temperature` of the way from the lowest cost to the highest. At 0 it is [`Lowest`].
+#[derive(Debug, Clone, Copy)]
+pub struct Softmin {
+    temperature: f64,
+}
+
+impl Softmin {
+    pub(super) fn make(params: &mut Params) -> Result<Self, PolicyError> {
+        Ok(Self { temperature: params.number("temperature", 0.0..=100.0, 0.1)? })
+    }
+}
+
+impl Picker for Softmin {
+    fn pick(&mut self, question: &Question<'_>, slots: &[Slot], costs: &[f64]) -> (Slot, usize) {
+        let bounds = |(low, high): (f64, f64), cost: &f64| (low.min(*cost), high.max(*cost));
+        let (low, high) = costs.iter().fold((f64::INFINITY, f64::NEG_INFINITY), bounds);
+        let scale = (high - low) * self.temperature;
+        if scale.is_nan() || scale <= 0.0 {
+            return Lowest.pick(question, slots, costs);
+        }
+        let weight = |cost: &f64| ((low - cost) / scale).exp();
+        let total: f64 = costs.iter().map(weight).sum();
+        let mut left = (mix(question.draw, 3) >> 11) as f64 / (1u64 << 53) as f64 * total;
+        let drawn = costs.iter().position(|cost| {
+            left -= weight(cost);
+            left < 0.0
+        });
+        // Sums of floats may end a hair short: then it is the last one.
+        let slot = drawn.or(slots.len().checked_sub(1)).and_then(|at| slots.get(at));
+        (slot.copied().unwrap_or_default(), slots.len())
+    }
 }

@@ -1,6 +1,6 @@
 //! Every preset on small fleets, and the traits on their own.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use starling_ids::{BlockHash, Incarnation, NodeId, RequestId, WorkerId};
 
@@ -10,6 +10,7 @@ use crate::route::{
     fleet::{Heard, Places, Standing},
     rates::Rates,
     receipt::Outcome,
+    wishes::{Labels, Wishes},
 };
 
 fn worker(index: usize) -> WorkerId {
@@ -28,7 +29,11 @@ struct Bench {
 
 impl Bench {
     fn new(name: PolicyName, workers: usize) -> Self {
-        let mut desk = Desk::new(PolicyConfig::named(name).build().expect("a policy"), 7);
+        Self::of(PolicyConfig::named(name).build().expect("a policy"), workers)
+    }
+
+    fn of(policy: Policy, workers: usize) -> Self {
+        let mut desk = Desk::new(policy, 7);
         let places = Places { sequences: 8, waiting: 64, step_tokens: 512, blocks: 4_096, ..Places::default() };
         for index in 0..workers {
             desk.seat(&worker(index), Incarnation(1), places, Standing::Sound);
@@ -44,12 +49,9 @@ impl Bench {
             prompt_tokens: 16 * hashes.len() as u32,
             block_tokens: 16,
             hashes,
-            choices: 1,
             answer_tokens_max: 64,
-            answer_expected: 0.0,
             session,
-            exclude: &[],
-            failed: &[],
+            ..Ask::default()
         };
         let slots: Vec<_> = hits
             .iter()
@@ -81,22 +83,189 @@ fn every_name_builds_and_reads_back() {
     assert!(error.contains("nope") && error.contains("round-robin"), "{error}");
 }
 
+fn read(text: &str) -> Result<PolicyConfig, String> {
+    toml::from_str(text).map_err(|error| error.to_string())
+}
+
 #[test]
 fn a_policy_is_composed_from_a_file_and_nonsense_is_named() {
-    let read = |text: &str| toml::from_str::<PolicyConfig>(text).map_err(|error| error.to_string());
-    let both = "scorers = [{ use = 'ms' }, { use = 'load', weight = 2.5 }]\npicker = 'lowest'";
-    let policy = read(both).expect("reads").build().expect("a policy");
+    let both = "scorers = [{ name = 'ms', harm = 0 }, { name = 'load', weight = 2.5 }, 'kv']\npicker = 'lowest'";
+    let config = read(both).expect("reads");
+    let policy = config.build().expect("a policy");
     let named: Vec<_> = policy.scorers.iter().map(|(weight, scorer)| (*weight, scorer.name())).collect();
-    assert_eq!(named, [(1.0, "ms"), (2.5, "load")]);
-    for (text, named) in [
-        ("scorers = [{ use = 'luck' }]", "luck"),
-        ("scorers = [{ use = 'ms', weight = 0.0 }]", "weight"),
-        ("picker = 'best'", "two-draws"),
+    assert_eq!(named, [(1.0, "ms"), (2.5, "load"), (1.0, "kv")]);
+    assert_eq!(policy.name, "composed");
+    let filtered = read("name = 'dynamo'\nfilters = ['topology']").expect("reads").build().expect("a policy");
+    assert_eq!((filtered.name, filtered.filters.len()), ("dynamo", 5));
+    for (text, key, right) in [
+        ("scorers = [{ name = 'luck' }]", "policy.scorers[0].name", "prefix-hash"),
+        ("scorers = ['ms', { name = 'laod' }]", "policy.scorers[1].name", "did you mean load?"),
+        ("scorers = [{ name = 'ms', weight = 0.0 }]", "policy.scorers[0].weight", "not 0"),
+        ("scorers = [{ name = 'ms', weight = 'much' }]", "policy.scorers[0].weight", "finite number"),
+        ("scorers = [{ name = 'ms', ham = 1 }]", "policy.scorers[0].ham", "did you mean harm?"),
+        ("scorers = [{ weight = 1 }]", "policy.scorers[0].name", "missing"),
+        ("scorers = 'ms'", "policy.scorers", "must be a list"),
+        ("picker = 'best'", "policy.picker.name", "two-draws"),
+        ("picker = { name = 'softmin', temperature = -1 }", "policy.picker.temperature", "from 0 to 100"),
+        ("picker = { name = 'lowest', temperature = 1 }", "policy.picker.temperature", "no settings"),
+        ("filters = [{ name = 'labels' }]", "policy.filters[0].need", "missing"),
+        ("filters = [{ name = 'labels', need = 'a b' }]", "policy.filters[0].need", "KEY=VALUE"),
+        ("naem = 'dynamo'", "policy.naem", "did you mean name?"),
+        ("name = 'dinamo'", "policy.name", "did you mean dynamo?"),
     ] {
-        let error = read(text).expect("reads").build().expect_err(text).to_string();
-        assert!(error.contains(named), "{error}");
+        let error = read(text).and_then(|config| config.build().map_err(|error| error.to_string())).expect_err(text);
+        assert!(error.contains(key) && error.contains(right), "{text}: {error}");
     }
-    assert!(read("naem = 'dynamo'").is_err());
+}
+
+#[test]
+fn a_program_brings_its_own_parts_by_name() {
+    #[derive(Debug)]
+    struct Late(f64);
+    impl Scorer for Late {
+        fn name(&self) -> &'static str {
+            "late"
+        }
+        fn cost(&self, _question: &Question<'_>, slot: Slot) -> f64 {
+            self.0 * (3.0 - slot as f64)
+        }
+    }
+    let config = read("scorers = [{ name = 'late', by = 2.0 }]").expect("reads");
+    assert!(config.build().expect_err("not known yet").to_string().contains("late"));
+    let config = config.with_scorer("late", |params| Ok(Late(params.number("by", 0.0..=9.0, 1.0)?)));
+    let mut bench = Bench::of(config.build().expect("a policy"), 3);
+    assert_eq!(bench.decide(&hashes(1, 4), &[], None).worker, worker(2));
+    let receipt = &bench.desk.explain(RequestId(1))[0];
+    assert_eq!((receipt.policy.as_str(), receipt.candidates[0].terms[0].1), ("composed", 2.0));
+}
+
+fn label(bench: &mut Bench, index: usize, pairs: &[(&str, &str)]) {
+    let labels: Labels = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    bench.desk.set_labels(&worker(index), &Arc::new(labels));
+}
+
+/// Workers that get something of 40 requests with these wishes.
+fn reached(bench: &mut Bench, wishes: &Wishes, origin: Option<&Labels>) -> Vec<usize> {
+    let mut seen = std::collections::BTreeSet::new();
+    for at in 0..40 {
+        let ask = Ask { request: RequestId(at), prompt_tokens: 16, wishes: Some(wishes), origin, ..Ask::default() };
+        let decision = bench.desk.decide(&ask, &[], bench.now);
+        seen.extend(decision.and_then(|decision| (0..9).find(|index| worker(*index) == decision.worker)));
+    }
+    seen.into_iter().collect()
+}
+
+#[test]
+fn wishes_and_taints_leave_workers_out() {
+    let mut bench = Bench::new(PolicyName::RoundRobin, 4);
+    label(&mut bench, 0, &[("zone", "north")]);
+    label(&mut bench, 1, &[("zone", "north"), ("taint.batch", "yes")]);
+    label(&mut bench, 2, &[("zone", "south")]);
+    let select = |text: &str| Wishes { select: text.to_owned(), ..Wishes::default() };
+    assert_eq!(reached(&mut bench, &Wishes::default(), None), [0, 2, 3]);
+    assert_eq!(reached(&mut bench, &select("zone=north"), None), [0]);
+    assert_eq!(reached(&mut bench, &select("!zone"), None), [3]);
+    assert_eq!(reached(&mut bench, &select("zone=east"), None), Vec::<usize>::new());
+    let bears = Wishes { tolerate: vec!["batch".to_owned()], ..select("zone=north") };
+    assert_eq!(reached(&mut bench, &bears, None), [0, 1]);
+    let pinned = |index| Wishes { worker: Some(worker(index)), ..Wishes::default() };
+    assert_eq!(reached(&mut bench, &pinned(2), None), [2]);
+    assert_eq!(reached(&mut bench, &pinned(8), None), Vec::<usize>::new());
+    // A doubtful worker is taken when nobody else may.
+    bench.desk.set_standing(&worker(2), Standing::Doubtful);
+    assert_eq!(reached(&mut bench, &pinned(2), None), [2]);
+    // Labels that changed count at once, and a seat given to another worker has none.
+    label(&mut bench, 0, &[("zone", "south")]);
+    assert_eq!(reached(&mut bench, &select("zone=south"), None), [0]);
+    bench.desk.vacate(&worker(0));
+    bench.desk.seat(&worker(5), Incarnation(1), Places::default(), Standing::Sound);
+    assert_eq!(reached(&mut bench, &select("zone=south"), None), [2]);
+    assert_eq!(reached(&mut bench, &select("!zone"), None), [3, 5]);
+}
+
+#[test]
+fn filters_of_the_configuration_need_or_prefer() {
+    let composed = |text: &str| {
+        let mut bench = Bench::of(read(text).expect("reads").build().expect("a policy"), 3);
+        label(&mut bench, 0, &[("zone", "north"), ("gpu", "a")]);
+        label(&mut bench, 1, &[("zone", "south"), ("gpu", "b")]);
+        bench
+    };
+    let here = |zone: &str| Labels::from([("zone".to_owned(), zone.to_owned())]);
+    let any = Wishes::default();
+    let turns = "picker = 'turns'\nfilters = ";
+    let mut needed = composed(&format!("{turns}[{{ name = 'labels', need = 'gpu=a|b' }}]"));
+    assert_eq!(reached(&mut needed, &any, None), [0, 1]);
+    let mut nobody = composed(&format!("{turns}[{{ name = 'labels', need = 'gpu=c' }}]"));
+    assert_eq!(reached(&mut nobody, &any, None), Vec::<usize>::new());
+    let mut preferred = composed(&format!("{turns}[{{ name = 'labels', need = 'gpu=c', prefer = true }}]"));
+    assert_eq!(reached(&mut preferred, &any, None), [0, 1, 2]);
+    let mut zone = composed(&format!("{turns}['topology']"));
+    assert_eq!(reached(&mut zone, &any, Some(&here("south"))), [1]);
+    assert_eq!(reached(&mut zone, &any, Some(&here("east"))), Vec::<usize>::new());
+    assert_eq!(reached(&mut zone, &any, None), [0, 1, 2]);
+    let mut zone = composed(&format!("{turns}[{{ name = 'topology', prefer = true }}]"));
+    assert_eq!(reached(&mut zone, &any, Some(&here("north"))), [0]);
+    assert_eq!(reached(&mut zone, &any, Some(&here("east"))), [0, 1, 2]);
+    // As a cost it is weighed: 30 requests nearby are worth the way.
+    let mut far = composed("scorers = ['load', { name = 'topology', weight = 30 }]");
+    assert_eq!(reached(&mut far, &any, Some(&here("north"))), [0, 1, 2]);
+    assert_eq!(far.desk.fleet().requests, [33, 4, 3]);
+}
+
+#[test]
+fn a_wish_is_worth_waiting_for_and_a_preference_only_while_its_workers_take_more() {
+    let text = "picker = 'turns'\nfilters = [{ name = 'topology', prefer = true }]";
+    let mut bench = Bench::of(read(text).expect("reads").build().expect("a policy"), 2);
+    let rooms = crate::route::queue::rooms::Rooms::default();
+    bench.desk = std::mem::replace(&mut bench.desk, Desk::new(PolicyConfig::default().build().expect("one"), 1))
+        .with_rooms(rooms);
+    label(&mut bench, 0, &[("zone", "north")]);
+    let (pinned, any) = (Wishes { worker: Some(worker(0)), ..Wishes::default() }, Wishes::default());
+    let north = Labels::from([("zone".to_owned(), "north".to_owned())]);
+    // Ten fill the batch and what is handed out ahead of it.
+    let mut decide = |wishes| {
+        let ask = Ask { prompt_tokens: 16, wishes: Some(wishes), origin: Some(&north), ..Ask::default() };
+        bench.desk.decide(&ask, &[], bench.now).map(|decision| decision.worker)
+    };
+    let first: Vec<_> = (0..10).map(|_| decide(&any)).collect();
+    assert!(first.iter().all(|chosen| *chosen == Some(worker(0))), "{first:?}");
+    assert_eq!(decide(&pinned), None);
+    // While somebody has room, one that may go anywhere may also wait at the worker that is preferred, up to that one's bound.
+    let queued: Vec<_> = (0..62).map(|_| decide(&any)).collect();
+    assert!(queued.iter().all(|chosen| *chosen == Some(worker(0))), "{queued:?}");
+    assert_eq!(decide(&any), Some(worker(1)));
+    let elsewhere = Wishes { worker: Some(worker(9)), ..Wishes::default() };
+    let mut possible = |wishes| bench.desk.anyone_for(&Ask { wishes: Some(wishes), ..Ask::default() });
+    assert!(possible(&pinned) && possible(&any) && !possible(&elsewhere));
+}
+
+#[test]
+fn softmin_draws_the_cheaper_more_often() {
+    let share = |temperature: f64| {
+        let text = format!("scorers = ['load']\npicker = {{ name = 'softmin', temperature = {temperature} }}");
+        let mut bench = Bench::of(read(&text).expect("reads").build().expect("a policy"), 2);
+        let busy = Heard { at: bench.now, running: 1_000_000, ..Heard::default() };
+        bench.desk.hear(&worker(1), Incarnation(1), busy);
+        bench.counts(400, |at| hashes(at as u128, 1))
+    };
+    assert_eq!(share(0.0), [400, 0]);
+    // Of two that lie one temperature apart, the dearer one gets 1 / (1 + e) = 27 %.
+    let counts = share(1.0);
+    assert!((80..=140).contains(&counts[1]), "{counts:?}");
+    assert!(share(100.0)[1] > 150);
+}
+
+#[test]
+fn a_hard_session_never_moves_while_its_worker_lives() {
+    let hard = "scorers = [{ name = 'session', hard = true }]";
+    let mut bench = Bench::of(read(hard).expect("reads").build().expect("a policy"), 4);
+    let first = bench.decide(&hashes(1, 4), &[], Some("s")).worker;
+    for _ in 0..50 {
+        assert_eq!(bench.decide(&hashes(2, 4), &[], Some("s")).worker, first);
+    }
+    bench.desk.vacate(&first);
+    assert_ne!(bench.decide(&hashes(2, 4), &[], Some("s")).worker, first);
 }
 
 #[test]
@@ -215,12 +384,9 @@ fn doubtful_and_cooling_workers_are_the_last_resort_and_excluded_ones_none() {
             prompt_tokens: 32,
             block_tokens: 16,
             hashes: &hashes,
-            choices: 1,
-            answer_tokens_max: 1,
-            answer_expected: 0.0,
-            session: None,
             exclude,
             failed,
+            ..Ask::default()
         };
         bench.desk.decide(&ask, &[], bench.now).map(|decision| decision.worker)
     };

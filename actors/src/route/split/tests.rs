@@ -31,18 +31,7 @@ fn hear(desk: &mut Desk, index: u16, prefill_tokens: u64) {
 }
 
 fn ask(prompt_tokens: u32) -> Ask<'static> {
-    Ask {
-        request: RequestId(1),
-        prompt_tokens,
-        block_tokens: 16,
-        hashes: &[],
-        choices: 1,
-        answer_tokens_max: 100,
-        answer_expected: 0.0,
-        session: None,
-        exclude: &[],
-        failed: &[],
-    }
+    Ask { request: RequestId(1), prompt_tokens, block_tokens: 16, answer_tokens_max: 100, ..Ask::default() }
 }
 
 #[test]
@@ -114,4 +103,27 @@ fn roles_are_words() {
         assert_eq!(role.to_string().parse(), Ok(role));
     }
     assert!("worker".parse::<Role>().is_err());
+}
+
+#[test]
+fn cnt_03_a_prompt_is_computed_for_nobody_when_its_worker_is_gone() {
+    let mut desk = desk(&[Role::Prefill, Role::Decode]);
+    let decision = desk.decide(&ask(1_500), &[], Duration::ZERO).expect("somebody");
+    assert_eq!(desk.reservations(), 2);
+    desk.vacate(&worker(1));
+    assert_eq!((desk.reservations(), desk.fleet().requests[0]), (0, 0));
+    assert!(!desk.release(decision.ticket));
+}
+
+#[test]
+fn a_tainted_worker_computes_prompts_for_those_that_bear_it() {
+    let mut desk = desk(&[Role::Prefill, Role::Decode]);
+    let batch = std::iter::once(("taint.batch".to_owned(), "yes".to_owned())).collect();
+    desk.set_labels(&worker(0), &std::sync::Arc::new(batch));
+    let decision = desk.decide(&ask(1_500), &[], Duration::ZERO).expect("somebody");
+    assert_eq!((decision.worker, decision.source), (worker(1), None));
+    let wishes = crate::route::wishes::Wishes { tolerate: vec!["batch".to_owned()], ..Default::default() };
+    let bears = Ask { wishes: Some(&wishes), ..ask(1_500) };
+    let source = desk.decide(&bears, &[], Duration::ZERO).expect("somebody").source;
+    assert_eq!(source.map(|source| source.worker), Some(worker(0)));
 }

@@ -3,12 +3,13 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::future::join_all;
+use starling_ids::{NodeId, WorkerId};
 use tokio::task::JoinSet;
 
 use crate::{
     client::{Call, GenerateStream},
     generate::GenerateError,
-    route::queue::QueueConfig,
+    route::{queue::QueueConfig, wishes::Wishes},
     testing::{Rig, TestModel, all, eventually, prompt, spec, within},
 };
 
@@ -89,6 +90,30 @@ async fn one_that_leaves_gives_its_place_up_at_once() {
     eventually("none waits", || rig.node.waiting() == 0).await;
     assert_eq!(rig.node.reservations(), 2);
     drop(taken);
+    rig.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_waits_for_a_worker_of_its_own_holds_nobody_up() {
+    let rig = Rig::ready("queue-pinned", narrow(5), 2).await;
+    let node = NodeId::new("queue-pinned").expect("name");
+    let only = |index| Wishes { worker: Some(WorkerId { node: node.clone(), index }), ..Wishes::default() };
+    let pinned = |tokens| Call { wishes: only(0), ..rig.call(spec(prompt(1, 40), tokens), Duration::from_secs(20)) };
+    let taken = join_all((0..2).map(|_| rig.node.client().generate(pinned(4_000)))).await;
+    assert!(taken.iter().all(Result::is_ok));
+    let mut asking = JoinSet::new();
+    for before in 0..12 {
+        ask(&mut asking, &rig, pinned(3));
+        eventually("it waits for its worker", || rig.node.waiting() == before + 1).await;
+    }
+    let answer = within("the other worker is free", rig.complete(spec(prompt(7, 40), 3))).await;
+    assert_eq!((answer.expect("served").len(), rig.node.waiting()), (3, 12));
+    drop(taken);
+    while let Some(done) = within("the answers", asking.join_next()).await {
+        done.expect("no panic");
+    }
+    let nobody = rig.node.client().generate(Call { wishes: only(9), ..pinned(3) }).await.map(drop);
+    assert!(matches!(&nobody, Err(GenerateError::Unavailable(why)) if why.contains("/9 is here")), "{nobody:?}");
     rig.end().await;
 }
 

@@ -144,10 +144,7 @@ impl Cluster<'_> {
             hashes: &hashes,
             choices: 1,
             answer_tokens_max: self.context,
-            answer_expected: 0.0,
-            session: None,
-            exclude: &[],
-            failed: &[],
+            ..Ask::default()
         };
         let began = Instant::now();
         let found = self.index.matches(&hashes, usize::MAX);

@@ -1,0 +1,144 @@
+//! What a fleet's columns amount to for the cost in milliseconds: one number a worker in each, ready to be run down.
+//!
+//! Kept by [`super::fleet`], which works a worker's entries out anew when something about it changed: some ten times a second
+//! for each worker, while a decision looks at all workers. Read by [`super::policy`]. Pure.
+
+use starling_ids::WorkerId;
+use starling_kv::index::Holder;
+
+use super::{
+    fleet::{Fleet, Places, Slot},
+    rates::Rates,
+};
+
+/// Which slot a holder of the prefix index has, found once and kept: workers come and go seldom, and a request may find
+/// thousands of holders. Bounds: one entry for each lane of the index.
+#[derive(Debug, Default)]
+pub(super) struct Lanes(Vec<Option<(Holder, Option<Slot>)>>);
+
+impl Lanes {
+    /// Workers came or went.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// The slot of a holder; none when its worker serves another model.
+    pub(super) fn slot(
+        &mut self,
+        holder: Holder,
+        who: impl Fn(Holder) -> Option<WorkerId>,
+        fleet: &Fleet,
+    ) -> Option<Slot> {
+        if let Some(Some((known, slot))) = self.0.get(holder.lane())
+            && *known == holder
+        {
+            return *slot;
+        }
+        let slot = who(holder).and_then(|worker| fleet.slot(&worker));
+        if self.0.len() <= holder.lane() {
+            self.0.resize(holder.lane() + 1, None);
+        }
+        self.0[holder.lane()] = Some((holder, slot));
+        slot
+    }
+}
+
+/// One entry a worker in each; see the module. Times in milliseconds.
+#[derive(Debug, Default)]
+pub(super) struct Columns {
+    /// Until the prompt tokens queued there are computed.
+    pub(super) queue: Vec<f64>,
+    /// Computing one prompt token.
+    pub(super) prefill: Vec<f64>,
+    /// One step as it is now.
+    pub(super) step: Vec<f64>,
+    /// Tokens in one step, at least 1.
+    pub(super) step_tokens: Vec<f64>,
+    /// Waiting for a place in the batch, for each token of an answer.
+    pub(super) place: Vec<f64>,
+    /// What running answers lose by one prompt token.
+    pub(super) harm: Vec<f64>,
+    /// KV blocks that are free, less than none when more are promised; plenty when they are not known.
+    pub(super) free: Vec<f64>,
+    /// Waiting for one KV block that is lacking, for each token of an answer.
+    pub(super) block: Vec<f64>,
+    /// Sequences.
+    pub(super) in_flight: Vec<u32>,
+    /// All of them.
+    pub(super) in_flight_total: u64,
+    /// A number for the worker that is the same on every node.
+    pub(super) keys: Vec<u64>,
+}
+
+/// The first so many entries, all of one length.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct View<'a> {
+    pub(super) queue: &'a [f64],
+    pub(super) prefill: &'a [f64],
+    pub(super) step: &'a [f64],
+    pub(super) step_tokens: &'a [f64],
+    pub(super) place: &'a [f64],
+    pub(super) harm: &'a [f64],
+    pub(super) free: &'a [f64],
+    pub(super) block: &'a [f64],
+}
+
+impl Columns {
+    /// The entries that the cost in milliseconds is made of, of at most so many workers.
+    pub(super) fn view(&self, width: usize) -> View<'_> {
+        let width = width.min(self.queue.len());
+        View {
+            queue: &self.queue[..width],
+            prefill: &self.prefill[..width],
+            step: &self.step[..width],
+            step_tokens: &self.step_tokens[..width],
+            place: &self.place[..width],
+            harm: &self.harm[..width],
+            free: &self.free[..width],
+            block: &self.block[..width],
+        }
+    }
+
+    /// One worker more.
+    pub(super) fn widen(&mut self) {
+        for column in [
+            &mut self.queue,
+            &mut self.prefill,
+            &mut self.step,
+            &mut self.place,
+            &mut self.harm,
+            &mut self.free,
+            &mut self.block,
+        ] {
+            column.push(0.0);
+        }
+        self.step_tokens.push(1.0);
+        self.in_flight.push(0);
+        self.keys.push(0);
+    }
+
+    /// Works a worker's entries out: `load` is its sequences in flight, prompt tokens queued and KV blocks taken.
+    pub(super) fn refresh(&mut self, slot: Slot, rates: Rates, places: Places, load: (u32, u64, u64)) {
+        let (in_flight, queued, taken) = load;
+        self.in_flight_total = self.in_flight_total - u64::from(self.in_flight[slot]) + u64::from(in_flight);
+        self.in_flight[slot] = in_flight;
+        // Counts stay far below 2^52, where these conversions would start to round.
+        let (in_flight, queued, taken) = (f64::from(in_flight), queued as f64, taken as f64);
+        let sequences = f64::from(places.sequences);
+        let decoding = in_flight.min(sequences.max(1.0));
+        let step = rates.step_ms + decoding * rates.decode_ms_per_sequence;
+        let step_tokens = f64::from(places.step_tokens.max(1));
+        let over = in_flight + 1.0 - sequences;
+        let total = f64::from(places.blocks);
+        let known = total > 0.0 && taken > 0.0;
+        self.queue[slot] = queued * rates.prefill_ms_per_token + (queued / step_tokens).ceil() * step;
+        self.prefill[slot] = rates.prefill_ms_per_token;
+        self.step[slot] = step;
+        self.step_tokens[slot] = step_tokens;
+        self.place[slot] = if sequences > 0.0 && over > 0.0 { over / sequences * step } else { 0.0 };
+        self.harm[slot] = decoding * rates.prefill_ms_per_token;
+        self.free[slot] = if total > 0.0 { total - taken } else { f64::MAX };
+        // Blocks come back as answers end: all that are taken in one answer's time.
+        self.block[slot] = if known { step / taken } else { 0.0 };
+    }
+}
