@@ -8,8 +8,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails right there")]
 
 mod bad_input;
+mod budget;
 mod churn;
 mod cli;
+mod failover;
 mod faults;
 mod harness;
 mod join;
