@@ -29,6 +29,11 @@ impl Backend for ClusterBackend {
         self.0.announces(model)
     }
 
+    fn reach(&self, model: &ModelId) -> BoxFuture<'static, ()> {
+        let (client, model) = (self.0.clone(), model.clone());
+        async move { client.reach(&model).await }.boxed()
+    }
+
     fn bundle(&self, card: &ModelCard) -> BoxFuture<'static, Result<Arc<TokenizerBundle>, GenerateError>> {
         let (client, card) = (self.0.clone(), card.clone());
         async move { client.bundle(&card).await }.boxed()

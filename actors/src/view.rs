@@ -11,7 +11,11 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use starling_cluster::{blobs::BlobDigest, discovery::Snapshot, mesh::Mesh, supervise::TaskOwner};
-use tokio::sync::watch;
+use starling_ids::ModelId;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
 
 use crate::{cards::Cards, route::catalog::Catalog};
 
@@ -81,6 +85,14 @@ impl View {
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// Resolves when a model can be asked for, when there is nothing to wait for, or at `until`, whichever is first.
+    pub async fn reach(self: &Arc<Self>, model: &ModelId, until: Instant) {
+        let mut changes = self.watch();
+        let came = async { while self.catalog().may_come(model) && changes.changed().await.is_ok() {} };
+        // Whoever waited looks at the catalog again, also when the time is over.
+        timeout_at(until, came).await.ok();
     }
 
     /// The node.

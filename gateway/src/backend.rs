@@ -60,6 +60,12 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
+    /// Waits some seconds for a model whose workers serve and cannot be asked this moment. Resolves at once when the model can
+    /// be asked for, or when nothing is known that would change that.
+    fn reach(&self, _model: &ModelId) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// Tokenizer and template of a model. The gateway keeps what it gets, by the card's digest.
     fn bundle(&self, card: &ModelCard) -> BoxFuture<'static, Result<Arc<TokenizerBundle>, GenerateError>>;
 

@@ -63,7 +63,7 @@ async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Resu
     let bytes = body.len();
     let ChatRequest { messages, params } = app.models.compute(bytes, move || ChatRequest::parse(&body)).await??;
     let who = caller.asks(urgency, params.priority)?;
-    let card = app.card(&params.model)?;
+    let card = app.card_in_reach(&params.model).await?;
     let model = app.models.get(&*app.backend, &card).await?;
     let tokenizing = model.clone();
     let now = unix_s().cast_signed();

@@ -47,7 +47,7 @@ async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Resu
     let parsed = app.models.compute(bytes, move || CompletionRequest::parse(&body)).await??;
     let CompletionRequest { prompts, echo, params } = parsed;
     let who = caller.asks(urgency, params.priority)?;
-    let card = app.card(&params.model)?;
+    let card = app.card_in_reach(&params.model).await?;
     let model = app.models.get(&*app.backend, &card).await?;
     let tokenizing = model.clone();
     let made = app.models.compute(bytes, move || tokenize(&tokenizing, prompts, echo)).await??;

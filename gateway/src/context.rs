@@ -143,6 +143,14 @@ impl App {
         ))
     }
 
+    /// The card of a model for a request, which waits for one whose workers are out of reach for a moment.
+    pub(crate) async fn card_in_reach(&self, name: &str) -> Result<ModelCard, Fault> {
+        if let Ok(id) = ModelId::new(name) {
+            self.backend.reach(&id).await;
+        }
+        self.card(name)
+    }
+
     /// Runs what comes before a worker is asked, for no longer than a whole request may take.
     pub(crate) async fn in_time<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
         let ended = tokio::time::timeout(self.config.request_max(), work).await;

@@ -11,6 +11,22 @@ use crate::{
     },
 };
 
+/// Failed requests: how many, and the first of them. One gone wrong is told, thousands are not.
+#[derive(Debug, Default)]
+struct Failures {
+    count: u32,
+    first: Vec<String>,
+}
+
+impl Failures {
+    fn note(&mut self, after: Duration, body: &serde_json::Value) {
+        self.count += 1;
+        if self.first.len() < 3 {
+            self.first.push(format!("after {after:?}: {body}"));
+        }
+    }
+}
+
 /// Eight nodes under loss: who is declared down, who answers, how soon a dead one is noticed.
 async fn weather(loss: f64, staying_down_max: f64) {
     let Some(lab) = Lab::new(8).await else { return };
@@ -27,7 +43,7 @@ async fn weather(loss: f64, staying_down_max: f64) {
     let watch = lab.eyes.watch(&all, &names);
     let begun = Instant::now();
     let time = lasting(12, 120);
-    let (mut answered, mut failed, mut slowest) = (0, Vec::new(), Duration::ZERO);
+    let (mut answered, mut failed, mut slowest) = (0, Failures::default(), Duration::ZERO);
     while begun.elapsed() < time {
         let asked = Instant::now();
         let (status, body) = nodes[0].chat(&ask(&nodes[1].model, &format!("{answered} in the rain"), 8)).await;
@@ -35,7 +51,10 @@ async fn weather(loss: f64, staying_down_max: f64) {
         if status == 200 {
             answered += 1;
         } else {
-            failed.push(body);
+            failed.note(begun.elapsed(), &body);
+            if failed.count == 1 {
+                eprintln!("at the first failure n0 lists {:?}", lab.eyes.instances(&nodes[0]).await);
+            }
         }
     }
     let lapses = watch.end();
@@ -43,7 +62,7 @@ async fn weather(loss: f64, staying_down_max: f64) {
     eprintln!("{answered} answered, the slowest in {slowest:?}; failed: {failed:?}; seen down: {down:?}");
     let what = format!("{percent} % loss, {} s", time.as_secs());
     bar(&format!("{what}: pairs in which a healthy node was declared down"), down.len() as f64, staying_down_max);
-    bar(&format!("{what}: requests that failed"), failed.len() as f64, 0.0);
+    bar(&format!("{what}: requests that failed"), f64::from(failed.count), 0.0);
     settled("nobody stays down", Duration::from_secs(10), || lab.eyes.one_cluster(&all, &names)).await;
     nodes[7].child.kill().await.unwrap();
     let rest: Vec<&Node> = nodes[..7].iter().collect();

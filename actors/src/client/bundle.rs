@@ -9,8 +9,9 @@ use std::{
 };
 
 use starling_engine::{ModelCard, TokenizerBundle};
-use tokio::sync::OnceCell;
+use tokio::{sync::OnceCell, time::Instant};
 
+use super::REACH_WAIT;
 use crate::{generate::GenerateError, route::catalog::CatalogModel, view::View};
 
 /// Bundles kept.
@@ -49,6 +50,7 @@ async fn fetch(view: &Arc<View>, card: &ModelCard) -> Result<Arc<TokenizerBundle
     let unavailable = |reason: &dyn std::fmt::Display| {
         GenerateError::Unavailable(format!("the tokenizer of `{}` cannot be fetched: {reason}", card.id))
     };
+    view.reach(&card.id, Instant::now() + REACH_WAIT).await;
     let catalog = view.catalog();
     let holds = |model: &&CatalogModel| model.card.bundle_digest == card.bundle_digest;
     let blob = catalog.models.values().filter(holds).find_map(|model| model.bundle);

@@ -9,7 +9,7 @@ use starling_engine::ModelCard;
 use starling_kv::hash::block_hashes;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Call, GenerateStream, Inner, budget::pay, journey::Journey};
+use super::{Call, GenerateStream, Inner, REACH_WAIT, budget::pay, journey::Journey};
 use crate::{
     generate::{GenerateError, GenerateSpec, RouteRequest},
     route::wishes::Wishes,
@@ -17,6 +17,7 @@ use crate::{
 
 pub(super) async fn generate(inner: &Arc<Inner>, call: Call) -> Result<GenerateStream, GenerateError> {
     let deadline = Instant::now() + call.time_left.min(Duration::from_secs(86_400));
+    inner.view.reach(&call.spec.model, deadline.min(Instant::now() + REACH_WAIT)).await;
     let card = card(inner, &call.spec)?;
     let paid = timeout_at(deadline, pay(inner, &call)).await;
     let charge = paid.map_err(|_| GenerateError::Deadline)??;

@@ -4,7 +4,7 @@
 //! was refused or could not be sent. A request that was lost mid-answer goes on elsewhere from its prompt and the tokens
 //! that reached this client: draws depend on seed and position alone, so the answer is the one that the lost worker would
 //! have given. Bounds: [`TRIES_MAX`] workers for each beginning, all tries together within [`crate::route::retries`], [`FRUITLESS_MAX`] losses without a new token between
-//! them, [`WAIT_MAX`] for a worker to come back, the call's own deadline over all.
+//! them, [`REACH_WAIT`] for a link to come back before it began and [`WAIT_MAX`] for a worker after, the call's own deadline over all.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use starling_ids::{AttemptId, Incarnation, Metric, WorkerId};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
-    Inner,
+    Inner, REACH_WAIT,
     budget::Charge,
     outcome::{Tries, is_fault},
     route::{Hold, Routed, route},
@@ -84,10 +84,27 @@ impl Journey {
     /// A worker that takes the request, and its stream.
     pub(super) async fn begin(&mut self) -> Result<(Opened, Routed), GenerateError> {
         self.inner.failures.request();
-        let found = timeout_at(self.deadline, self.find(Tries::default())).await;
+        let found = timeout_at(self.deadline, self.find_or_wait()).await;
         let found = found.map_err(|_| GenerateError::Deadline)??;
         self.charge.iter_mut().for_each(Charge::taken);
         Ok(found)
+    }
+
+    /// A model that has just lost all its links has them again within seconds: its requests wait for that instead of failing.
+    async fn find_or_wait(&mut self) -> Result<(Opened, Routed), GenerateError> {
+        let until = Instant::now() + REACH_WAIT;
+        loop {
+            let found = self.find(Tries::default()).await;
+            let lost = matches!(found, Err(GenerateError::Unavailable(_)));
+            let view = self.inner.view.clone();
+            if !lost || !view.catalog().may_come(&self.ask.model) || Instant::now() >= until {
+                return found;
+            }
+            view.reach(&self.ask.model, until).await;
+            if !view.catalog().models.contains_key(&self.ask.model) || !self.inner.failures.retry() {
+                return found;
+            }
+        }
     }
 
     /// Takes note of what an answer said, so that it can go on elsewhere.

@@ -20,6 +20,7 @@ use std::{sync::Arc, time::Duration};
 pub use starling_cluster::stream::Baggage;
 use starling_engine::{ModelCard, TokenizerBundle};
 use starling_ids::{ModelId, RequestId};
+use tokio::time::Instant;
 
 use crate::{
     generate::{GenerateError, GenerateSpec, ServedModel},
@@ -36,6 +37,10 @@ pub use stream::GenerateStream;
 
 /// How long a shard in whose queue a request waits may say nothing.
 pub(crate) const SIGN_MAX: Duration = Duration::from_secs(5);
+
+/// How long a request waits for a model whose workers serve and cannot be reached this moment. Links are dialled again within
+/// this time, and gossip declares the dead.
+pub const REACH_WAIT: Duration = Duration::from_secs(5);
 
 /// One prompt to complete.
 #[derive(Debug, Clone)]
@@ -113,6 +118,12 @@ impl ClusterClient {
     #[must_use]
     pub fn announces(&self, model: &ModelId) -> bool {
         self.inner.view.catalog().announced.contains(model)
+    }
+
+    /// Waits for a model that cannot be asked for now but in a moment, at most [`REACH_WAIT`]. Resolves at once when it can be, or
+    /// when nobody serves it.
+    pub async fn reach(&self, model: &ModelId) {
+        self.inner.view.reach(model, Instant::now() + REACH_WAIT).await;
     }
 
     /// Whether at least one model can be asked for.

@@ -11,7 +11,7 @@ use std::{
 
 use starling_cluster::{
     blobs::BlobDigest,
-    discovery::{Instance, InstanceKind, NodeView, Routable, Snapshot},
+    discovery::{Instance, InstanceKind, Lifecycle, NodeState, NodeView, Routable, Snapshot},
 };
 use starling_engine::{Capabilities, EngineLimits, ModelCard};
 use starling_ids::{Incarnation, ModelId, NodeId, WorkerId};
@@ -60,6 +60,11 @@ pub struct Catalog {
     pub routers_suspect: Vec<NodeId>,
     /// Models that some worker names, whether it can be asked now or not.
     pub announced: BTreeSet<ModelId>,
+    /// Models of workers that serve and cannot be asked from here yet: no link leads to them now, or the rest of their record
+    /// or their card is on its way. It is known what they wait for, and that it takes seconds at most.
+    pub awaited: BTreeSet<ModelId>,
+    /// Records of members have not come yet, and no model is known so far.
+    pub blank: bool,
     /// Cards of serving workers that are not here yet; their workers are left out until they are.
     pub missing: BTreeSet<BlobDigest>,
 }
@@ -85,6 +90,12 @@ impl Catalog {
         }
         let named = snapshot.instances(InstanceKind::Worker).filter_map(|(_, instance)| instance.model.clone());
         catalog.announced = named.collect();
+        let cut = snapshot.instances(InstanceKind::Worker).filter(|(view, instance)| {
+            instance.lifecycle == Lifecycle::Serving && (view.state == NodeState::Unreachable || view.record.partial)
+        });
+        catalog.awaited.extend(cut.filter_map(|(_, instance)| instance.model.clone()));
+        let unread = snapshot.nodes.iter().any(|view| view.record.version == 0);
+        catalog.blank = unread && catalog.announced.is_empty();
         for (view, _, routable) in snapshot.routable(InstanceKind::Router) {
             let suspect = routable == Routable::LastResort;
             let list = if suspect { &mut catalog.routers_suspect } else { &mut catalog.routers };
@@ -96,6 +107,12 @@ impl Catalog {
     /// Every worker with its model's card.
     pub fn workers(&self) -> impl Iterator<Item = (&ModelCard, &CatalogWorker)> {
         self.models.values().flat_map(|model| model.workers.iter().map(move |worker| (&model.card, worker)))
+    }
+
+    /// Whether a model cannot be asked for now, but in a moment: a request for it should wait for that moment.
+    #[must_use]
+    pub fn may_come(&self, model: &ModelId) -> bool {
+        !self.models.contains_key(model) && (self.blank || self.awaited.contains(model))
     }
 
     fn add_worker(
@@ -113,6 +130,7 @@ impl Catalog {
             Card::Known(capabilities) => capabilities,
             Card::Missing => {
                 self.missing.insert(digest);
+                self.awaited.extend(instance.model.clone());
                 return;
             }
             Card::Unreadable => {

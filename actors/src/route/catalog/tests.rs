@@ -124,3 +124,28 @@ fn a_worker_whose_card_is_on_its_way_waits_for_it_and_is_not_refused() {
     assert!(catalog.models.is_empty() && catalog.refused.is_empty() && catalog.missing.is_empty());
     assert!(catalog.announced.contains(&caps.card.id), "the model is known already");
 }
+
+/// Seven workers served, their card came late, and every request was refused at once for as long.
+#[test]
+fn lif_04_a_request_waits_for_workers_that_serve_and_are_out_of_reach_for_a_moment() {
+    let caps = capabilities("m", 16);
+    let model = &caps.card.id;
+    let serving = |state| node("a", state, vec![worker(0, Lifecycle::Serving, &caps)]);
+    assert!(read(vec![serving(NodeState::Alive)], &[]).may_come(model), "its card is on its way");
+    assert!(read(vec![serving(NodeState::Unreachable)], &[&caps]).may_come(model), "a link is being made");
+    let mut vital = NodeRecord::clone(&serving(NodeState::Alive).record);
+    (vital.partial, vital.instances[0].card) = (true, None);
+    let vital = NodeView { record: Arc::new(vital), state: NodeState::Alive };
+    assert!(read(vec![vital], &[&caps]).may_come(model), "the rest of its record is on its way");
+    let unread = NodeRecord { version: 0, ..NodeRecord::clone(&node("b", NodeState::Alive, Vec::new()).record) };
+    let unread = NodeView { record: Arc::new(unread), state: NodeState::Alive };
+    assert!(read(vec![unread.clone()], &[]).may_come(model), "nothing is known yet");
+
+    assert!(!read(vec![serving(NodeState::Alive)], &[&caps]).may_come(model), "it can be asked now");
+    let other = ModelId::new("other").expect("name");
+    assert!(!read(vec![serving(NodeState::Alive), unread], &[&caps]).may_come(&other), "nobody names it");
+    for lifecycle in [Lifecycle::Warming, Lifecycle::Draining, Lifecycle::Drained] {
+        let catalog = read(vec![node("a", NodeState::Unreachable, vec![worker(0, lifecycle, &caps)])], &[&caps]);
+        assert!(!catalog.may_come(model), "{lifecycle:?} may take minutes");
+    }
+}

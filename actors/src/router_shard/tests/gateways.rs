@@ -82,3 +82,17 @@ async fn cnt_06_eight_gateways_that_flood_never_overfill_a_worker_and_all_are_se
     assert!((4..=6).contains(&peak), "a worker had {peak} sequences; it takes 4 and 2 more");
     end(back, gateways).await;
 }
+
+/// It knew the members, not yet their records and cards, and refused every request for as long as those were on their way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lif_04_a_gateway_that_has_just_met_the_cluster_answers_its_first_request() {
+    let back = Rig::ready("met-back", TestModel::new(), 2).await;
+    for round in 0..5 {
+        let seeds = vec![back.mesh.address().to_string()];
+        let gateway = Rig::join(&format!("met-gw{round}"), None, false, seeds).await;
+        eventually("it has met the cluster", || gateway.mesh.snapshot().nodes.len() > 1).await;
+        assert_eq!(gateway.complete(spec(prompt(round, 60), 2)).await.expect("served").len(), 2);
+        gateway.end().await;
+    }
+    back.end().await;
+}
