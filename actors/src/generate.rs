@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 use starling_engine::{FinishReason, ModelCard, SampledToken, SamplingParams, StopParams};
-use starling_ids::{BlockHash, Incarnation, ModelId, RequestId, TokenId, WorkerId};
+use starling_ids::{AttemptId, BlockHash, Incarnation, ModelId, RequestId, TokenId, WorkerId};
 use thiserror::Error;
 
 use crate::route::{
@@ -66,6 +66,57 @@ pub struct WorkerRequest {
     /// Where its first KV blocks are to come from; the worker computes by itself when that fails.
     #[serde(default)]
     pub source: Option<KvSource>,
+    /// It runs elsewhere already and shall go on here, with its blocks.
+    #[serde(default)]
+    pub moves: Option<Moves>,
+    /// Its client goes along when it is asked to leave.
+    #[serde(default)]
+    pub may_move: bool,
+}
+
+/// Where a running request comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moves {
+    /// Who computes it now.
+    pub worker: WorkerId,
+    /// In which life.
+    pub incarnation: Incarnation,
+    /// Which attempt of the request it is there.
+    pub attempt: AttemptId,
+}
+
+/// What a worker says of a request's way, between its frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WayNote {
+    /// The worker asks its client to go on with another one. The answer goes on here until that one has taken over.
+    Leave,
+    /// Another one has taken over; nothing more comes from here.
+    Moved,
+    /// The worker has taken over; its first token is the answer's so-manieth, from 0.
+    From(u32),
+}
+
+/// One message of a worker to the client of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Said {
+    /// News of an answer.
+    Frame(GenerateFrame),
+    /// Of its way.
+    Way(WayNote),
+}
+
+impl Said {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// Bytes that are neither.
+    pub fn read(bytes: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
+        // A frame is written as an array, a note as a word or a map.
+        match bytes.first() {
+            Some(0x90..=0x9f | 0xdc | 0xdd) => rmp_serde::from_slice(bytes).map(Self::Frame),
+            _ => rmp_serde::from_slice(bytes).map(Self::Way),
+        }
+    }
 }
 
 /// Another worker that computes a prompt, or holds the beginning of it.
@@ -243,4 +294,24 @@ pub enum GenerateError {
     /// A fault of ours.
     #[error("{0}")]
     Internal(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_and_notes_are_told_apart() {
+        let token = SampledToken { id: 7, logprob: None, top: Vec::new() };
+        for tokens in [Vec::new(), vec![token; 40]] {
+            let frame = GenerateFrame { choice: 3, tokens, cached_tokens: Some(5), finish: None };
+            let bytes = rmp_serde::to_vec(&frame).expect("encodes");
+            assert_eq!(Said::read(&bytes).expect("reads"), Said::Frame(frame));
+        }
+        for note in [WayNote::Leave, WayNote::Moved, WayNote::From(0), WayNote::From(100_000)] {
+            let bytes = rmp_serde::to_vec(&note).expect("encodes");
+            assert_eq!(Said::read(&bytes).expect("reads"), Said::Way(note));
+        }
+        assert!(Said::read(&[]).is_err() && Said::read(&[0x94, 1]).is_err() && Said::read(&[0xc1]).is_err());
+    }
 }

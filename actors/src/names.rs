@@ -51,6 +51,10 @@ pub const OP_CACHES: &str = "worker/caches";
 /// The operation of a worker node that gives one of its workers another role: takes (index, role), answers the role before.
 pub const OP_ROLE: &str = "worker/role";
 
+/// The operation of a worker node that drains one of its workers: takes (index, nothing), answers how many requests it has in
+/// flight.
+pub const OP_DRAIN: &str = "worker/drain";
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,6 +11,7 @@
 mod face;
 mod flight;
 mod hold;
+mod live;
 mod pull;
 #[cfg(test)]
 mod tests;
@@ -35,7 +36,7 @@ use starling_kv::transport::{
 
 pub(crate) use face::KvFace;
 pub(crate) use hold::KvDoor;
-pub(crate) use pull::{Pull, pull};
+pub(crate) use pull::{Heard, Pull, pull};
 
 use crate::{
     seat::{Seat, Seated},

@@ -243,6 +243,7 @@ impl Node {
         }
         serve_caches(&self.mesh, self.workers.clone());
         serve_roles(&self.mesh, &self.workers);
+        serve_drains(&self.mesh, &self.workers);
         Ok(())
     }
 
@@ -298,6 +299,24 @@ fn serve_roles(mesh: &Mesh, workers: &[Arc<WorkerShared>]) {
         })
     };
     mesh.serve_op(names::OP_ROLE, Arc::new(answer));
+}
+
+/// Drains single workers, also when other nodes ask for it.
+fn serve_drains(mesh: &Mesh, workers: &[Arc<WorkerShared>]) {
+    let workers = workers.to_vec();
+    let answer = move |_from: NodeId, body: Bytes| -> BoxFuture<'static, Result<Bytes, Fault>> {
+        let workers = workers.clone();
+        Box::pin(async move {
+            let asked: Result<(u16, ()), _> = rmp_serde::from_slice(&body);
+            let (index, ()) = asked.map_err(|error| Fault::new(FaultKind::Invalid, error.to_string()))?;
+            let worker = workers.iter().find(|worker| worker.id().index == index);
+            let worker = worker.ok_or_else(|| Fault::new(FaultKind::NotFound, format!("no worker {index} here")))?;
+            worker.drain();
+            let bytes = rmp_serde::to_vec(&worker.requests());
+            bytes.map(Bytes::from).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
+        })
+    };
+    mesh.serve_op(names::OP_DRAIN, Arc::new(answer));
 }
 
 /// Answers why requests went where they went, also to other nodes.

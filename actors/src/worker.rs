@@ -12,12 +12,14 @@ mod blocks;
 mod doors;
 mod engine_thread;
 mod forward;
+mod leaving;
 mod ledger;
 mod meter;
 mod port;
 mod publisher;
 pub mod rates;
 mod source;
+mod takeover;
 #[cfg(test)]
 mod tests;
 
@@ -54,6 +56,7 @@ use crate::{
 };
 pub(crate) use blocks::{Blocks, Lent, Returns, Watch};
 pub(crate) use forward::InFlightGuard;
+pub(crate) use leaving::{Leaving, LentLive};
 pub(crate) use port::{AnswerStart, CancelGuard, Command, Delivery, Port, Submission};
 
 use doors::{EventsDoor, GenerateDoor};
@@ -77,6 +80,8 @@ pub struct WorkerShared {
     tiers: TierOptions,
     pub(crate) seat: Arc<Seat<Port>>,
     pub(crate) draining: AtomicBool,
+    /// Its requests should go on elsewhere.
+    pub(crate) leave: watch::Sender<bool>,
     /// Moves its KV blocks.
     pub(crate) agent: Arc<AgentShared>,
     /// What it is for.
@@ -116,6 +121,7 @@ impl WorkerShared {
             tiers,
             seat: Arc::default(),
             draining: AtomicBool::new(false),
+            leave: watch::channel(false).0,
             agent: agent.clone(),
             duty: watch::channel(role.duty).0,
             in_flight: watch::channel(0).0,
@@ -148,13 +154,20 @@ impl WorkerShared {
         *self.duty.borrow()
     }
 
-    /// Gives it another role. Routers hear of it through the directory; requests that run go on where they are.
+    /// Gives it another role. Routers hear of it through the directory; requests that run here go on elsewhere when it
+    /// answers no more and somebody else does.
     pub fn set_duty(&self, role: Role) {
         if self.duty.send_replace(role) != role {
             tracing::info!(worker = %self.id, %role, "worker has another role");
             let lifecycle = *self.lifecycle.borrow();
             self.publish(lifecycle, None);
+            self.wish();
         }
+    }
+
+    /// Whether its requests should leave.
+    fn wish(&self) {
+        self.leave.send_replace(self.draining.load(Ordering::SeqCst) || !self.duty().decodes());
     }
 
     pub(crate) fn handle(&self) -> &Handle<WorkerMsg> {
@@ -168,10 +181,17 @@ impl WorkerShared {
         cache_report::rows(&self.id, &load, tiers.as_ref())
     }
 
-    /// Takes nothing new from now on; what runs goes on.
+    /// Takes nothing new from now on; what runs goes on elsewhere when it can, else here.
     pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::SeqCst);
-        self.publish(Lifecycle::Draining, None);
+        if !self.draining.swap(true, Ordering::SeqCst) {
+            self.publish(Lifecycle::Draining, None);
+            self.wish();
+        }
+    }
+
+    /// Requests accepted or about to be.
+    pub(crate) fn requests(&self) -> u64 {
+        *self.in_flight.borrow() as u64
     }
 
     /// Waits until nothing runs any more, then says so.
@@ -272,6 +292,7 @@ impl Actor for Worker {
             kv: kv.clone(),
             tasks: tasks.tasks(),
             next_key: AtomicU64::new(0),
+            lives: Arc::default(),
         });
         let args = EngineArgs {
             worker: shared.id.clone(),

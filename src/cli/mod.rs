@@ -9,6 +9,7 @@ mod bench;
 mod chat;
 mod config;
 mod debug;
+mod drain;
 mod flags;
 mod inspect;
 mod instances;
@@ -73,6 +74,7 @@ enum Verb {
     Instances(instances::Instances),
     Actors(actors::Actors),
     Role(role::SetRole),
+    Drain(drain::Drain),
     Why(why::Why),
     Chat(chat::Chat),
     Bench(bench::Bench),
@@ -148,6 +150,7 @@ async fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Instances(instances) => instances.run().await,
         Verb::Actors(actors) => actors.run().await,
         Verb::Role(role) => role.run().await,
+        Verb::Drain(drain) => drain.run().await,
         Verb::Why(why) => why.run().await,
         Verb::Bench(bench) => bench.run(),
         Verb::Chat(chat) => Box::pin(chat.run()).await,

@@ -16,7 +16,8 @@ Examples:
   starling role host-a/0 both       does both, as workers do by default
 
 Workers are named NODE/INDEX; `starling instances` shows their nodes and roles.
-Requests that run go on where they are; new ones see the new role within a second.
+New requests see the new role within a second. Those that run at a worker whose new role is
+prefill go on at another worker that answers, when there is one, from the token they are at.
 The role lasts until the worker's process ends; --worker-role sets it at start.
 
 Exit codes: 0 changed, 1 no such worker, 2 wrong command line, 3 no node answered.";

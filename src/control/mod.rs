@@ -28,6 +28,8 @@ pub mod op {
     pub const CACHES: &str = "node/caches";
     /// (worker as `NODE/INDEX`, role): gives it the role; answers the role before.
     pub const ROLE: &str = "node/role";
+    /// (worker as `NODE/INDEX`, nothing): drains it; answers how many requests it has in flight.
+    pub const DRAIN: &str = "node/drain";
     /// A [`super::KeysAsk`]: answers a [`super::KeysTold`].
     pub const KEYS: &str = "node/keys";
     /// A path: makes that actor panic; answers whether there is one.

@@ -7,10 +7,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{StreamExt, future::BoxFuture};
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use starling_actors::{
     cache_report::CacheRow,
-    names::{OP_CACHES, OP_RECEIPTS, OP_ROLE},
+    names::{OP_CACHES, OP_DRAIN, OP_RECEIPTS, OP_ROLE},
     route::{receipt::Receipt, split::Role},
 };
 use starling_cluster::{
@@ -41,6 +41,7 @@ pub fn serve(mesh: &Mesh) {
     answer(mesh, op::CACHES, |mesh, _| Box::pin(async move { encode(&caches(&mesh).await) }));
     answer(mesh, op::WHY, |mesh, body| Box::pin(async move { encode(&why(&mesh, body).await) }));
     answer(mesh, op::ROLE, |mesh, body| Box::pin(async move { set_role(&mesh, &body).await }));
+    answer(mesh, op::DRAIN, |mesh, body| Box::pin(async move { set_drain(&mesh, &body).await }));
     answer(mesh, op::KEYS, |mesh, body| Box::pin(async move { super::keys::answer(&mesh, &body).await }));
     answer(mesh, op::PANIC, |mesh, body| {
         Box::pin(async move {
@@ -142,16 +143,31 @@ async fn why(mesh: &Mesh, request: Bytes) -> Why {
 
 /// Hands a change of role to the worker's node.
 async fn set_role(mesh: &Mesh, body: &[u8]) -> Result<Bytes, Fault> {
+    let before: Role = tell_worker::<Role, _>(mesh, OP_ROLE, body).await?;
+    encode(&before)
+}
+
+/// Hands a drain to the worker's node.
+async fn set_drain(mesh: &Mesh, body: &[u8]) -> Result<Bytes, Fault> {
+    let in_flight: u64 = tell_worker::<(), _>(mesh, OP_DRAIN, body).await?;
+    encode(&in_flight)
+}
+
+/// Hands `(worker as NODE/INDEX, something)` to that worker's node as `(index, something)`; its answer.
+async fn tell_worker<T, A>(mesh: &Mesh, op: &str, body: &[u8]) -> Result<A, Fault>
+where
+    T: Serialize + DeserializeOwned,
+    A: DeserializeOwned,
+{
     let invalid = |reason: String| Fault::new(FaultKind::Invalid, reason);
-    let (worker, role): (String, Role) = rmp_serde::from_slice(body).map_err(|error| invalid(error.to_string()))?;
+    let (worker, what): (String, T) = rmp_serde::from_slice(body).map_err(|error| invalid(error.to_string()))?;
     let parts = worker.rsplit_once('/').and_then(|(node, index)| Some((NodeId::new(node).ok()?, index.parse().ok()?)));
     let form = || invalid(format!("`{worker}` is no worker; write NODE/INDEX, for example host-a/0"));
     let (node, index): (NodeId, u16) = parts.ok_or_else(form)?;
     let asked =
-        rmp_serde::to_vec(&(index, role)).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))?;
-    let before = mesh.call(&node, OP_ROLE, asked.into(), MEMBER_ANSWERS_WITHIN).await?;
-    let before: Role = rmp_serde::from_slice(&before).map_err(|error| invalid(error.to_string()))?;
-    encode(&before)
+        rmp_serde::to_vec(&(index, what)).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))?;
+    let answer = mesh.call(&node, op, asked.into(), MEMBER_ANSWERS_WITHIN).await?;
+    rmp_serde::from_slice(&answer).map_err(|error| invalid(error.to_string()))
 }
 
 async fn ask_router(mesh: Mesh, node: NodeId, request: Bytes) -> Result<Vec<(String, Receipt)>, Missing> {

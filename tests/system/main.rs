@@ -22,6 +22,7 @@ mod mesh_restart;
 mod mesh_secret;
 mod mesh_split;
 mod mesh_weather;
+mod moves;
 mod net;
 mod net_edge;
 mod rest;

@@ -12,7 +12,7 @@ use starling_kv::{
 use thiserror::Error;
 
 use crate::backend::{BlockSlot, KvMemory};
-pub use crate::scheduler::Adoption;
+pub use crate::scheduler::{Adoption, Carried, HandedOver};
 
 /// What a model is, as far as anyone who does not hold its weights must know. Travels in the directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -206,6 +206,9 @@ pub struct EngineLoad {
     pub tokens_prefilled: u64,
     /// Prompt tokens taken from the cache since start.
     pub tokens_cached: u64,
+    /// Tokens of answers begun elsewhere, and of their prompts, that were computed here again since start.
+    #[serde(default)]
+    pub tokens_recomputed: u64,
 }
 
 /// What one step returned.
@@ -312,6 +315,25 @@ pub trait Engine: Send {
     /// on. All of `slots` are given up by the caller, whatever is taken.
     fn adopt(&mut self, _seed: HashSeed, _tokens: &[TokenId], _first: usize, slots: &[BlockSlot]) -> Adoption {
         Adoption { taken: 0, spare: slots.len() }
+    }
+    /// Pins the full blocks of a live sequence after its first `from`, which the same borrower has pinned already, while it
+    /// goes on. `None` when it is not (or no longer) known.
+    fn lend_live(&mut self, _id: SequenceId, _from: usize) -> Option<Vec<BlockSlot>> {
+        None
+    }
+    /// Ends a live sequence here, to go on elsewhere: no delta follows. `from` as in [`Engine::lend_live`].
+    fn hand_over(&mut self, _id: SequenceId, _from: usize) -> Option<HandedOver> {
+        None
+    }
+    /// Goes on with a sequence that was handed over elsewhere. `request.prompt` is all of its tokens. What is carried is given
+    /// up by the caller, whatever becomes of it.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    fn take_over(&mut self, request: SequenceRequest, carried: Carried) -> Result<(), SubmitError> {
+        self.give_back(&carried.came);
+        self.give_back(&carried.here);
+        self.submit(request)
     }
     /// Blocks stored and removed since the last step or call.
     fn take_events(&mut self) -> Vec<KvEvent> {

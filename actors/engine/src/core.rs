@@ -16,8 +16,8 @@ use starling_kv::{
 use crate::{
     backend::{Backend, Batch, BatchItem, Computed, KvMemory, Row},
     contract::{
-        Capabilities, Engine, EngineError, EngineLoad, ExportedBlock, SampledToken, SequenceDelta, SequenceId,
-        SequenceRequest, StepOutput, SubmitError, TokenLogprob,
+        Capabilities, Carried, Engine, EngineError, EngineLoad, ExportedBlock, HandedOver, SampledToken, SequenceDelta,
+        SequenceId, SequenceRequest, StepOutput, SubmitError, TokenLogprob,
     },
     sampling::{Chooser, Sampler},
     scheduler::{Adoption, Outcome, Plan, Scheduler},
@@ -240,6 +240,23 @@ impl<B: Backend> Engine for CoreEngine<B> {
 
     fn adopt(&mut self, seed: HashSeed, tokens: &[TokenId], first: usize, slots: &[BlockSlot]) -> Adoption {
         self.scheduler.adopt(seed, tokens, first, slots)
+    }
+
+    fn lend_live(&mut self, id: SequenceId, from: usize) -> Option<Vec<BlockSlot>> {
+        self.scheduler.lend_live(id, from)
+    }
+
+    fn hand_over(&mut self, id: SequenceId, from: usize) -> Option<HandedOver> {
+        self.choosers.remove(&id);
+        self.scheduler.hand_over(id, from)
+    }
+
+    fn take_over(&mut self, request: SequenceRequest, carried: Carried) -> Result<(), SubmitError> {
+        self.scheduler.take_over(&request, carried)?;
+        let card = &self.capabilities.card;
+        self.choosers.insert(request.id, Chooser::new(&request, &card.eos_ids, card.vocab_size));
+        self.lower.note(self.scheduler.sequence(request.id));
+        Ok(())
     }
 
     fn take_events(&mut self) -> Vec<KvEvent> {

@@ -19,9 +19,10 @@ use super::{
     outcome::{Tries, is_fault},
     route::{Hold, Routed, route},
     slip::Slip,
+    stream::Leg,
 };
 use crate::{
-    generate::{Accepted, GenerateError, GenerateFrame, GenerateSpec, KvSource, RouteNote, RouteRequest, SoFar},
+    generate::{Accepted, GenerateError, GenerateFrame, GenerateSpec, KvSource, Moves, RouteNote, RouteRequest, SoFar},
     names,
 };
 
@@ -58,6 +59,8 @@ pub(super) struct Journey {
     /// Where decisions are written down, if anywhere.
     pub(super) slip: Option<Slip>,
     fruitless: u32,
+    /// It runs there, and looks for a place to go on.
+    moves: Option<Moves>,
 }
 
 /// [`crate::generate::WorkerRequest`] without owning it.
@@ -67,6 +70,8 @@ struct Sent<'a> {
     worker: &'a WorkerId,
     incarnation: Incarnation,
     source: Option<&'a KvSource>,
+    moves: Option<&'a Moves>,
+    may_move: bool,
 }
 
 impl Journey {
@@ -77,8 +82,8 @@ impl Journey {
         context: Context,
         deadline: Instant,
     ) -> Self {
-        let (begun, losses, fruitless) = (Instant::now(), 0, 0);
-        Self { inner, ask, spec, context, deadline, begun, losses, charge: None, slip: None, fruitless }
+        let (begun, losses, fruitless, moves) = (Instant::now(), 0, 0, None);
+        Self { inner, ask, spec, context, deadline, begun, losses, charge: None, slip: None, fruitless, moves }
     }
 
     /// A worker that takes the request, and its stream.
@@ -151,6 +156,45 @@ impl Journey {
         outcome
     }
 
+    /// The same request, to find the worker that takes it over from another one. Its attempts have numbers of their own.
+    pub(super) fn fork(&mut self, moves: Moves) -> Self {
+        let fork = Self {
+            inner: self.inner.clone(),
+            ask: RouteRequest { begun: true, ..self.ask.clone() },
+            spec: self.spec.clone(),
+            context: self.context.clone(),
+            moves: Some(moves),
+            charge: None,
+            slip: self.slip.clone(),
+            ..*self
+        };
+        self.context.attempt = AttemptId(self.context.attempt.0.saturating_add(TRIES_MAX + CROWDED_MAX));
+        fork
+    }
+
+    /// A worker that is about to take the request over, when there is one.
+    pub(super) async fn follow(mut self) -> Option<Leg> {
+        let mut tries = Tries::default();
+        tries.exclude.extend(self.moves.iter().map(|moves| moves.worker.clone()));
+        match self.find(tries).await {
+            Ok((opened, routed)) => Some(Leg::new(opened, routed, self.attempt())),
+            Err(error) => {
+                tracing::debug!(request = %self.ask.request, %error, "nobody takes the request over");
+                None
+            }
+        }
+    }
+
+    /// The number of the attempt that was made last.
+    pub(super) fn attempt(&self) -> AttemptId {
+        AttemptId(self.context.attempt.0.saturating_sub(1))
+    }
+
+    /// Tokens of its only answer that came.
+    pub(super) fn answered(&self) -> usize {
+        self.spec.so_far.first().map_or(0, |so_far| so_far.tokens.len())
+    }
+
     async fn find(&mut self, mut tries: Tries) -> Result<(Opened, Routed), GenerateError> {
         let (mut attempt, mut crowded) = (0, 0);
         while attempt < TRIES_MAX {
@@ -210,7 +254,9 @@ impl Journey {
             spec: &self.spec,
             worker: &routed.worker,
             incarnation: routed.incarnation,
-            source: routed.source.as_ref(),
+            source: routed.source.as_ref().filter(|_| self.moves.is_none()),
+            moves: self.moves.as_ref(),
+            may_move: true,
         };
         let body = rmp_serde::to_vec(&sent).map_err(|error| StreamError::Broken(error.to_string()))?;
         let endpoint = names::worker_generate(routed.worker.index);

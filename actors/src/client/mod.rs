@@ -9,6 +9,7 @@ mod bundle;
 mod failures;
 mod generate;
 mod journey;
+mod moving;
 mod outcome;
 mod own_load;
 mod route;

@@ -1,28 +1,31 @@
 //! The frames of one request, with all that it holds.
 //!
 //! Called by whoever asked. Dropping it cancels the worker's sequences and gives the reservation back; so does its
-//! end. A worker that is lost mid-answer is replaced; the frames go on where they stopped. Never: ends without saying why.
+//! end. A worker that is lost mid-answer is replaced; the frames go on where they stopped. One that asks its client to leave
+//! is left when another one has taken over. Never: ends without saying why.
 
 use std::{
     pin::Pin,
     task::{Context, Poll},
 };
 
+use bytes::Bytes;
 use futures::{
     Stream, StreamExt,
     stream::{self, BoxStream},
 };
 use starling_cluster::stream::{Opened, StreamError, StreamRx};
-use starling_ids::{Incarnation, WorkerId};
+use starling_ids::{AttemptId, Incarnation, Metric, WorkerId};
 use tokio::time::Instant;
 
 use super::{
     journey::Journey,
+    moving::{Next, begins_at, count},
     outcome::{is_fault, lost},
     route::{Hold, Routed},
 };
 use crate::{
-    generate::{GenerateError, GenerateFrame, RouteNote},
+    generate::{GenerateError, GenerateFrame, RouteNote, Said, WayNote},
     route::receipt::Outcome,
 };
 
@@ -57,7 +60,9 @@ impl GenerateStream {
         let unfinished = journey.spec.choices;
         let told = vec![false; unfinished as usize];
         let reader = Reader {
-            leg: Leg::new(opened, routed),
+            leg: Leg::new(opened, routed, journey.attempt()),
+            next: Next::Nobody,
+            pause: Pause::default(),
             journey,
             unfinished,
             told,
@@ -73,22 +78,24 @@ impl GenerateStream {
 }
 
 /// The part of the way that one worker goes.
-struct Leg {
-    rx: StreamRx,
-    worker: WorkerId,
-    incarnation: Incarnation,
+pub(super) struct Leg {
+    pub(super) rx: StreamRx,
+    pub(super) worker: WorkerId,
+    pub(super) incarnation: Incarnation,
+    /// Which attempt of the request it is.
+    pub(super) attempt: AttemptId,
     hold: Option<Hold>,
     /// Its first token came.
     spoke: bool,
 }
 
 impl Leg {
-    fn new(opened: Opened, routed: Routed) -> Self {
+    pub(super) fn new(opened: Opened, routed: Routed, attempt: AttemptId) -> Self {
         let Opened { tx, rx, .. } = opened;
         // The request was in the first body; nothing more is sent.
         tx.end();
         let Routed { worker, incarnation, hold, .. } = routed;
-        Self { rx, worker, incarnation, hold: Some(hold), spoke: false }
+        Self { rx, worker, incarnation, attempt, hold: Some(hold), spoke: false }
     }
 }
 
@@ -101,8 +108,19 @@ impl Drop for Reader {
     }
 }
 
+/// From the last token of a worker that was left to the first of the next one.
+#[derive(Debug, Default)]
+struct Pause {
+    last_token: Option<Instant>,
+    /// The request has moved and its next token has not come.
+    moved: bool,
+}
+
 struct Reader {
     leg: Leg,
+    /// Who is to go on.
+    next: Next,
+    pause: Pause,
     journey: Journey,
     unfinished: u32,
     /// Answers whose cached tokens the client was told.
@@ -114,10 +132,18 @@ struct Reader {
 impl Reader {
     async fn next(&mut self) -> Option<Result<GenerateFrame, GenerateError>> {
         while !self.over {
-            let item = match self.leg.rx.recv().await {
+            let heard = tokio::select! {
+                biased;
+                heard = self.leg.rx.recv() => heard,
+                () = self.next.turn() => continue,
+            };
+            let item = match heard {
                 // The worker shows that it is alive.
                 Some(Ok(bytes)) if bytes.is_empty() => continue,
-                Some(Ok(bytes)) => self.frame(&bytes),
+                Some(Ok(bytes)) => match self.hear(&bytes).await {
+                    Some(item) => item,
+                    None => continue,
+                },
                 // Every answer was whole when the worker was lost.
                 Some(Err(_)) if self.unfinished == 0 => break,
                 Some(Err(error)) => match self.go_on(error).await {
@@ -136,6 +162,47 @@ impl Reader {
         None
     }
 
+    /// Takes what the worker says. `None` when it is nothing for the client.
+    async fn hear(&mut self, bytes: &[u8]) -> Option<Result<GenerateFrame, GenerateError>> {
+        let unreadable = |error| self.lost(&format!("a frame cannot be read: {error}"));
+        match Said::read(bytes).map_err(unreadable) {
+            Err(error) => Some(Err(error)),
+            Ok(Said::Frame(frame)) => Some(Ok(self.frame(frame))),
+            Ok(Said::Way(WayNote::Leave)) => {
+                if self.unfinished > 0 {
+                    self.next.seek(&mut self.journey, &self.leg);
+                }
+                None
+            }
+            Ok(Said::Way(WayNote::Moved)) => {
+                let arrived = self.next.arrive().await;
+                self.arrive(arrived, StreamError::Broken("it had left for another worker".to_owned()))
+                    .await
+                    .err()
+                    .map(Err)
+            }
+            Ok(Said::Way(WayNote::From(_))) => None,
+        }
+    }
+
+    /// To the worker that took the request over; without one, or when it begins elsewhere than here, to any other.
+    async fn arrive(&mut self, next: Option<(Leg, Bytes)>, error: StreamError) -> Result<(), GenerateError> {
+        let answered = self.journey.answered();
+        match next.filter(|(_, bytes)| begins_at(bytes) == Some(answered)) {
+            Some((leg, _)) => {
+                count("moved");
+                tracing::debug!(from = %self.leg.worker, to = %leg.worker, answered, "a request goes on elsewhere");
+                self.leg = leg;
+                self.pause.moved = true;
+                Ok(())
+            }
+            None => {
+                count("lost");
+                self.go_on(error).await
+            }
+        }
+    }
+
     /// To another worker; the error is the client's when there is none.
     async fn go_on(&mut self, error: StreamError) -> Result<(), GenerateError> {
         if !self.leg.spoke && is_fault(&error) && Instant::now() < self.journey.deadline {
@@ -143,18 +210,21 @@ impl Reader {
         }
         // What the lost worker held goes back before the next decision.
         self.leg.hold = None;
+        if let Some((leg, _)) = self.next.rescue(self.journey.answered()) {
+            count("moved");
+            self.leg = leg;
+            return Ok(());
+        }
         match self.journey.resume(&self.leg.worker, &error).await {
             Some((opened, routed)) => {
-                self.leg = Leg::new(opened, routed);
+                self.leg = Leg::new(opened, routed, self.journey.attempt());
                 Ok(())
             }
             None => Err(lost(&self.leg.worker, error)),
         }
     }
 
-    fn frame(&mut self, bytes: &[u8]) -> Result<GenerateFrame, GenerateError> {
-        let mut frame: GenerateFrame =
-            rmp_serde::from_slice(bytes).map_err(|error| self.lost(&format!("a frame cannot be read: {error}")))?;
+    fn frame(&mut self, mut frame: GenerateFrame) -> GenerateFrame {
         self.journey.said(&frame);
         // Only the first worker's word counts: what a later one found cached is this request's own.
         if let Some(told) = self.told.get_mut(frame.choice as usize)
@@ -170,11 +240,19 @@ impl Reader {
                 self.conclude();
             }
         }
-        Ok(frame)
+        frame
     }
 
     /// Adds to what came of the request; the shard hears of its first token.
     fn take_note(&mut self, frame: &GenerateFrame) {
+        if !frame.tokens.is_empty() {
+            let before = self.pause.last_token.replace(Instant::now());
+            if std::mem::take(&mut self.pause.moved)
+                && let Some(before) = before
+            {
+                metrics::histogram!(Metric::GatewayMoveSeconds.name()).record(before.elapsed().as_secs_f64());
+            }
+        }
         if self.outcome.answer_tokens == 0 && !frame.tokens.is_empty() {
             self.outcome.ttft_ms = ms(self.journey.begun);
         }
@@ -189,6 +267,7 @@ impl Reader {
 
     /// Gives the reservation back with what came of it.
     fn conclude(&mut self) {
+        self.next = Next::Nobody;
         if let Some(hold) = self.leg.hold.take() {
             let (total_ms, resumed) = (ms(self.journey.begun), self.journey.losses);
             let outcome = Outcome { total_ms, resumed, ..self.outcome };

@@ -182,7 +182,8 @@ impl Desk {
         self.list(&ask, draw, now);
         let question = Question { ask: &ask, fleet: &self.fleet, hits: &self.hits, draw };
         let choice = self.policy.choose(&question, &self.eligible, &mut self.scratch);
-        let joint = choice.map(|choice| split::join(&question, &self.eligible, choice.slot));
+        let by_ms = self.policy.scorers.iter().any(|(_, scorer)| scorer.name() == "ms");
+        let joint = choice.map(|choice| split::join(&question, &self.eligible, choice.slot, by_ms));
         let decision = choice.zip(joint).and_then(|(choice, (slot, source))| {
             self.write_down(&ask, choice, source.is_some(), (now, draw));
             self.reserve(&ask, Choice { slot, ..choice }, source, now)

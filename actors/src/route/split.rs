@@ -1,7 +1,9 @@
 //! Whether another worker should compute a prompt, or give what it has of it: the joint choice of both.
 //!
-//! Called by [`super::desk`] once its policy has chosen. Only when some worker has a role of its own is anything moved; what it costs there, moving its blocks, and waiting for a place here are added up in milliseconds and compared
-//! with computing it here. Pure. Never: chooses a worker that failed this request, or two of the same.
+//! Called by [`super::desk`] once its policy has chosen. What computing a prompt costs elsewhere, moving its blocks, and
+//! waiting for a place here are added up in milliseconds and compared with computing it here. A prompt is computed for
+//! another worker only when one of the two has a role of its own; cached blocks are pulled between any two.
+//! Pure. Never: chooses a worker that failed this request, or two of the same.
 
 use std::{fmt, str::FromStr};
 
@@ -96,6 +98,9 @@ const ROLE_SLACK: f64 = 1.5;
 /// Moving blocks must beat computing them by this factor.
 const PULL_GAIN: f64 = 1.5;
 
+/// Workers that are looked at instead of the chosen one.
+const LOOKED_AT: usize = 4;
+
 /// Where the first blocks of a request come from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Source {
@@ -109,17 +114,25 @@ pub struct Source {
     pub ms: f64,
 }
 
-/// The joint choice: who answers, and where its first blocks come from.
+/// The joint choice: who answers, and where its first blocks come from. `by_ms` says that the policy that chose goes by
+/// time: then another worker may answer, when with the cached blocks of a peer it is sooner than the chosen one.
 #[must_use]
-pub fn join(question: &Question<'_>, eligible: &[Slot], chosen: Slot) -> (Slot, Option<Source>) {
-    // Among workers that all do everything, a request stays on one: nothing of it waits for a second one.
-    if question.ask.choices > 1 || !question.fleet.has_specialists() {
+pub fn join(question: &Question<'_>, eligible: &[Slot], chosen: Slot, by_ms: bool) -> (Slot, Option<Source>) {
+    if question.ask.choices > 1 {
         return (chosen, None);
     }
-    if let Some((decode, source)) = split(question, eligible, chosen) {
+    // Among workers that all do everything, no prompt waits to be computed by a second one.
+    if question.fleet.has_specialists()
+        && let Some((decode, source)) = split(question, eligible, chosen)
+    {
         return (decode, Some(source));
     }
-    (chosen, pull(question, chosen))
+    // Most requests end here: nobody has enough of it.
+    let Some(holders) = Holders::of(question) else { return (chosen, None) };
+    if by_ms && let Some((slot, source)) = pull_elsewhere(question, &holders, eligible, chosen) {
+        return (slot, Some(source));
+    }
+    (chosen, pull(question, &holders, chosen))
 }
 
 /// A pair of workers of which at least one has a role of its own, when it is worth it.
@@ -173,16 +186,44 @@ fn role_rank(role: Role) -> u8 {
     u8::from(role != Role::Prefill)
 }
 
+/// Who has the most of a prompt, and who has the most beside that one; of equals the least busy.
+struct Holders([Option<Slot>; 2]);
+
+impl Holders {
+    /// `None` when nobody has as much as is worth moving.
+    fn of(question: &Question<'_>) -> Option<Self> {
+        let most = question.hits.iter().copied().max()?;
+        if most * question.ask.block_tokens < SHORT_TOKENS {
+            return None;
+        }
+        let rank = |slot: Slot| (question.hits[slot], std::cmp::Reverse(question.fleet.in_flight(slot)));
+        let mut best: [Option<Slot>; 2] = [None, None];
+        for slot in (0..question.fleet.width()).filter(|slot| question.hits[*slot] > 0) {
+            if best[1].is_some_and(|second| rank(slot) <= rank(second)) || !usable(question, slot) {
+                continue;
+            }
+            best[1] = Some(slot);
+            if best[0].is_none_or(|first| rank(slot) > rank(first)) {
+                best.swap(0, 1);
+            }
+        }
+        Some(Self(best))
+    }
+
+    /// Of whom one worker would have blocks, and how many are of use.
+    fn beside(&self, question: &Question<'_>, slot: Slot) -> Option<(Slot, u32)> {
+        let holder = self.0.into_iter().flatten().find(|holder| *holder != slot)?;
+        // The last token is computed in any case.
+        let most = question.ask.prompt_tokens.saturating_sub(1) / question.ask.block_tokens.max(1);
+        Some((holder, question.hits[holder].min(most)))
+    }
+}
+
 /// A worker that has more of the prompt than the chosen one, when its blocks come sooner than they are computed.
-fn pull(question: &Question<'_>, chosen: Slot) -> Option<Source> {
+fn pull(question: &Question<'_>, holders: &Holders, chosen: Slot) -> Option<Source> {
     let fleet = question.fleet;
-    let here = question.hits[chosen];
-    let holder = (0..fleet.width()).filter(|slot| *slot != chosen && usable(question, *slot));
-    let slot = holder.max_by_key(|slot| (question.hits[*slot], std::cmp::Reverse(fleet.in_flight(*slot))))?;
-    // The last token is computed in any case.
-    let most = question.ask.prompt_tokens.saturating_sub(1) / question.ask.block_tokens.max(1);
-    let blocks = question.hits[slot].min(most);
-    let gained = blocks.checked_sub(here)?;
+    let (slot, blocks) = holders.beside(question, chosen)?;
+    let gained = blocks.checked_sub(question.hits[chosen])?;
     let tokens = gained * question.ask.block_tokens;
     if tokens < SHORT_TOKENS {
         return None;
@@ -192,6 +233,47 @@ fn pull(question: &Question<'_>, chosen: Slot) -> Option<Source> {
     let computing = f64::from(tokens) * rates.prefill_ms_per_token + steps * rates.step_ms;
     let ms = fleet.heard[chosen].link.transfer_ms(gained)? + OVERHEAD_MS;
     (ms * PULL_GAIN < computing).then_some(Source { slot, compute: false, blocks, ms })
+}
+
+/// Another worker than the chosen one, which is behind: with a peer's cached blocks, often those of the chosen one itself,
+/// it answers sooner. It must be sooner by [`PULL_GAIN`], for what is compared are predictions.
+fn pull_elsewhere(
+    question: &Question<'_>,
+    holders: &Holders,
+    eligible: &[Slot],
+    chosen: Slot,
+) -> Option<(Slot, Source)> {
+    let (cost, fleet) = (Cost::default(), question.fleet);
+    let stay = cost.judge(question, chosen).total();
+    // The chosen one is about as soon as any pull could be.
+    if stay <= (OVERHEAD_MS + fleet.rates[chosen].step_ms) * PULL_GAIN {
+        return None;
+    }
+    // The least busy ones are as good as any.
+    let mut others: Vec<Slot> = Vec::with_capacity(LOOKED_AT + 1);
+    let busy = |slot: Slot| (fleet.in_flight(slot), fleet.queued_tokens(slot));
+    for slot in eligible.iter().copied().filter(|slot| *slot != chosen) {
+        if others.len() == LOOKED_AT && others.last().is_some_and(|last| busy(slot) >= busy(*last)) {
+            continue;
+        }
+        let at = others.partition_point(|other| busy(*other) <= busy(slot));
+        others.insert(at, slot);
+        others.truncate(LOOKED_AT);
+    }
+    let chance = |slot: Slot| {
+        let (from, blocks) = holders.beside(question, slot)?;
+        let gained = blocks.saturating_sub(question.hits[slot]);
+        if gained * question.ask.block_tokens < SHORT_TOKENS || !usable(question, slot) {
+            return None;
+        }
+        let moving = fleet.heard[slot].link.transfer_ms(gained)? + OVERHEAD_MS;
+        let mut hits = question.hits.to_vec();
+        hits[slot] = blocks;
+        let ms = moving + cost.judge(&Question { hits: &hits, ..*question }, slot).total();
+        Some((slot, Source { slot: from, compute: false, blocks, ms }))
+    };
+    let best = others.into_iter().filter_map(chance).min_by(|a, b| a.1.ms.total_cmp(&b.1.ms))?;
+    (best.1.ms * PULL_GAIN < stay).then_some(best)
 }
 
 /// Whether a worker can give blocks to this request at all.

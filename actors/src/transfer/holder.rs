@@ -98,6 +98,8 @@ pub enum Word {
     Complete,
     /// It does not want them any more.
     Abort,
+    /// It has what was granted so far: a live request shall be handed over now.
+    Cut,
 }
 
 /// What is to be done.
@@ -201,7 +203,7 @@ impl Holder {
             return Ok(self.end(ticket, End::Expired));
         }
         match word {
-            Word::Renew => {
+            Word::Renew | Word::Cut => {
                 held.until = now + lease;
                 Ok(Vec::new())
             }

@@ -26,6 +26,7 @@ use tokio::{
 use super::{
     AgentFace,
     face::KvFace,
+    live,
     wire::{KvAsk, KvOpened, Say, Told},
 };
 use crate::{
@@ -34,7 +35,7 @@ use crate::{
 };
 
 /// An engine that has not come round for this long is not vouched for.
-const STUCK: Duration = Duration::from_secs(10);
+pub(super) const STUCK: Duration = Duration::from_secs(10);
 
 /// Takes tickets.
 pub(crate) struct KvDoor(pub(crate) Arc<WorkerShared>);
@@ -64,14 +65,14 @@ impl StreamHandler for KvDoor {
 }
 
 /// A ticket and what its end gives back.
-struct Held {
-    port: Arc<Port>,
-    kv: Arc<KvFace>,
+pub(super) struct Held {
+    pub(super) port: Arc<Port>,
+    pub(super) kv: Arc<KvFace>,
     agent: Arc<AgentFace>,
     region: RegionId,
-    ask: KvAsk,
+    pub(super) ask: KvAsk,
     tokens: Arc<[TokenId]>,
-    ticket: TicketGuard,
+    pub(super) ticket: TicketGuard,
     /// Counts as a request that this worker works for.
     in_flight: Option<InFlightGuard>,
     seed: starling_kv::hash::HashSeed,
@@ -79,7 +80,7 @@ struct Held {
 }
 
 /// Ends a ticket when dropped.
-struct TicketGuard(Arc<KvFace>, HolderTicket);
+pub(super) struct TicketGuard(Arc<KvFace>, pub(super) HolderTicket);
 
 impl Drop for TicketGuard {
     fn drop(&mut self) {
@@ -88,7 +89,13 @@ impl Drop for TicketGuard {
 }
 
 /// Revokes grants when dropped.
-struct GrantGuard(Arc<AgentFace>, Vec<GrantToken>);
+pub(super) struct GrantGuard(Arc<AgentFace>, Vec<GrantToken>);
+
+impl GrantGuard {
+    pub(super) fn new(held: &Held) -> Self {
+        Self(held.agent.clone(), Vec::new())
+    }
+}
 
 impl Drop for GrantGuard {
     fn drop(&mut self) {
@@ -108,10 +115,12 @@ fn admit(shared: &Arc<WorkerShared>, body: &[u8]) -> Result<(Held, oneshot::Rece
         port.kv.get().cloned().ok_or_else(|| Fault::new(FaultKind::Unavailable, "its blocks cannot be reached"))?;
     let agent = shared.agent.now().ok_or_else(restarting)?;
     let card = shared.model.card();
-    if ask.spec.choices != 1 || !ask.spec.so_far.is_empty() || ask.spec.model != card.id {
+    let begun = ask.live.is_none() && !ask.spec.so_far.is_empty();
+    if ask.spec.choices != 1 || begun || ask.spec.model != card.id {
         return Err(Fault::new(FaultKind::Invalid, "tickets are for one new answer of this worker's model"));
     }
-    let in_flight = ask.compute.then(|| InFlightGuard::new(shared));
+    // What leaves is waited for until its taker has it.
+    let in_flight = (ask.compute || ask.live.is_some()).then(|| InFlightGuard::new(shared));
     if ask.compute && shared.draining.load(Ordering::SeqCst) {
         return Err(Fault::new(FaultKind::Draining, format!("worker {} takes nothing new", shared.id)));
     }
@@ -192,7 +201,7 @@ impl Work {
                     working.cancel.ended = true;
                     *work = None;
                 }
-                Some(Delivery::Fail(_)) | None => return Err(End::Broken),
+                Some(Delivery::Fail(_) | Delivery::Moved | Delivery::From(_)) | None => return Err(End::Broken),
             }
         }
     }
@@ -203,7 +212,12 @@ async fn hold(held: Held, ended: oneshot::Receiver<End>, (tx, mut rx): (StreamTx
     let end = tokio::select! {
         biased;
         end = ended => end.unwrap_or(End::PeerGone),
-        end = serve(&held, &tx, &mut rx) => end,
+        end = async {
+            match held.ask.live {
+                Some(attempt) => live::serve(&held, attempt, &tx, &mut rx).await,
+                None => serve(&held, &tx, &mut rx).await,
+            }
+        } => end,
         () = tokio::time::sleep(context.time_left) => End::Aborted,
     };
     let Held { kv, ticket, in_flight, .. } = held;
@@ -217,7 +231,7 @@ async fn hold(held: Held, ended: oneshot::Receiver<End>, (tx, mut rx): (StreamTx
 }
 
 async fn serve(held: &Held, tx: &StreamTx, rx: &mut StreamRx) -> End {
-    let mut grants = GrantGuard(held.agent.clone(), Vec::new());
+    let mut grants = GrantGuard::new(held);
     let mut hashes = block_hashes(held.seed, &held.tokens, held.block_tokens);
     hashes.truncate(held.ask.blocks as usize);
     let mut work = match held.ask.compute.then(|| Work::begin(held)).transpose() {
@@ -238,8 +252,8 @@ async fn serve(held: &Held, tx: &StreamTx, rx: &mut StreamRx) -> End {
             biased;
             said = rx.recv() => match said {
                 Some(Ok(bytes)) => match hear(held, &bytes, &grants) {
-                    Some(end) => return end,
-                    None => continue,
+                    Err(end) => return end,
+                    Ok(_) => continue,
                 },
                 _ => return End::PeerGone,
             },
@@ -279,28 +293,30 @@ async fn serve(held: &Held, tx: &StreamTx, rx: &mut StreamRx) -> End {
     }
 }
 
-/// Takes a word of the taker. The end, when it says or finds that the ticket is over.
-fn hear(held: &Held, bytes: &[u8], grants: &GrantGuard) -> Option<End> {
-    let say: Say = rmp_serde::from_slice(bytes).ok()?;
+/// Takes a word of the taker. Without an end the ticket goes on; an unreadable word or one of another attempt is a renewal
+/// that renews nothing.
+pub(super) fn hear(held: &Held, bytes: &[u8], grants: &GrantGuard) -> Result<Word, End> {
+    let Ok(say) = rmp_serde::from_slice::<Say>(bytes) else { return Ok(Word::Renew) };
     if held.kv.said(say.ticket, say.attempt, say.word).is_err() {
         // Another attempt's word changes nothing; one about this ticket says that it is over.
-        return (say.ticket == held.ticket.1 && say.attempt == held.ask.asked.attempt).then_some(End::Expired);
+        let ours = say.ticket == held.ticket.1 && say.attempt == held.ask.asked.attempt;
+        return if ours { Err(End::Expired) } else { Ok(Word::Renew) };
     }
     match say.word {
-        Word::Renew => {
+        Word::Renew | Word::Cut => {
             let now = Instant::now();
             for token in &grants.1 {
                 held.agent.fabric.grants().renew(*token, now + Limits::default().lease, now);
             }
-            None
+            Ok(say.word)
         }
-        Word::Complete => Some(End::Complete),
-        Word::Abort => Some(End::Aborted),
+        Word::Complete => Err(End::Complete),
+        Word::Abort => Err(End::Aborted),
     }
 }
 
 /// Lets the taker read pinned blocks.
-async fn grant(held: &Held, first: usize, slots: Vec<BlockSlot>, grants: &mut GrantGuard) -> Option<Told> {
+pub(super) async fn grant(held: &Held, first: usize, slots: Vec<BlockSlot>, grants: &mut GrantGuard) -> Option<Told> {
     let memory = held.kv.memory.clone();
     let bytes = memory.block_bytes;
     let ranges = slots.iter().map(|slot| u64::from(slot.0) * bytes..(u64::from(slot.0) + 1) * bytes).collect();

@@ -10,7 +10,7 @@ use starling_cluster::{
     mesh::Mesh,
     stream::{Context, Opened, StreamTx},
 };
-use starling_ids::AttemptId;
+use starling_ids::{AttemptId, TokenId};
 use tokio::{
     sync::{Notify, mpsc},
     time::timeout,
@@ -41,6 +41,17 @@ pub(crate) struct Pull<'a> {
     pub(crate) first: usize,
     /// Leading blocks that are wanted at most.
     pub(crate) blocks: usize,
+    /// The request runs at the holder, as this attempt, and is to be handed over.
+    pub(crate) live: Option<AttemptId>,
+}
+
+/// What the holder said beside blocks.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    /// Its engine's news of the answer.
+    Frame(GenerateFrame),
+    /// A live request has ended there: all its tokens, and how many of them lie in its blocks.
+    Last { tokens: Vec<TokenId>, computed: usize },
 }
 
 /// Ends a ticket when dropped.
@@ -52,12 +63,8 @@ impl Drop for TicketGuard<'_> {
     }
 }
 
-/// Brings blocks into `room`; what came, from block `first` on, and how it ended. Frames of the holder's engine go to `heard`.
-pub(crate) async fn pull(
-    pull: &Pull<'_>,
-    room: Blocks,
-    mut heard: impl FnMut(GenerateFrame) + Send,
-) -> (Option<Blocks>, End) {
+/// Brings blocks into `room`; what came, from block `first` on, and how it ended. What the holder says besides goes to `heard`.
+pub(crate) async fn pull(pull: &Pull<'_>, room: Blocks, mut heard: impl FnMut(Heard) + Send) -> (Option<Blocks>, End) {
     let holder = Party { worker: pull.source.worker.clone(), incarnation: pull.source.incarnation };
     let attempt = AttemptId(pull.context.attempt.0.saturating_add(1));
     let wanted = Wanted {
@@ -116,6 +123,8 @@ async fn open(pull: &Pull<'_>, ticket: TakerTicket, holder: &Party, attempt: Att
         compute: pull.source.compute,
         blocks: u32::try_from(pull.blocks).unwrap_or(u32::MAX),
         priority: pull.context.priority,
+        live: pull.live,
+        first: u32::try_from(pull.first).unwrap_or(u32::MAX),
     };
     let body = rmp_serde::to_vec(&ask).map_err(|_| End::Broken)?;
     let (node, endpoint) = (&holder.worker.node, names::worker_kv(holder.worker.index));
@@ -144,19 +153,25 @@ async fn bring(
     holder: &Party,
     (ticket, mut open): (TakerTicket, Open),
     news: &mut mpsc::Receiver<News>,
-    heard: &mut (impl FnMut(GenerateFrame) + Send),
+    heard: &mut (impl FnMut(Heard) + Send),
 ) -> End {
     let kv = pull.kv;
     let (mut granted, mut sealed, mut answered) = (0, false, !pull.source.compute);
+    // A live request goes on until what it had at first is here.
+    let (mut goes_on, mut cut) = (pull.live.is_some(), false);
     let end = loop {
         if sealed && answered && kv.progress(ticket) >= granted {
-            break End::Complete;
+            if !goes_on {
+                break End::Complete;
+            }
+            (goes_on, sealed, cut) = (false, false, true);
+            open.say(Word::Cut);
         }
         tokio::select! {
             biased;
             told = open.stream.rx.recv() => match told.and_then(Result::ok).map(|bytes| rmp_serde::from_slice(&bytes)) {
                 Some(Ok(Told::Blocks(grant, blocks))) => {
-                    granted += blocks.iter().filter(|block| block.index as usize >= pull.first).count();
+                    granted += blocks.iter().filter(|block| (pull.first..pull.blocks).contains(&(block.index as usize))).count();
                     if kv.granted((ticket, open.theirs), grant, blocks).is_err() {
                         break End::Expired;
                     }
@@ -164,9 +179,13 @@ async fn bring(
                 }
                 Some(Ok(Told::Frame(frame))) => {
                     answered = true;
-                    heard(frame);
+                    heard(Heard::Frame(frame));
                 }
                 Some(Ok(Told::Sealed)) => sealed = true,
+                Some(Ok(Told::Last { tokens, computed })) => {
+                    (goes_on, sealed) = (false, true);
+                    heard(Heard::Last { tokens, computed: computed as usize });
+                }
                 Some(Ok(Told::Alive)) => {
                     if kv.heard(ticket).is_err() {
                         break End::Expired;
@@ -178,7 +197,8 @@ async fn bring(
             },
             () = open.landed.notified() => {}
             told = news.recv() => match told {
-                Some(News::Renew) => open.say(Word::Renew),
+                // A word that was left out for want of credit is said again.
+                Some(News::Renew) => open.say(if cut { Word::Cut } else { Word::Renew }),
                 // A transfer failed, or the lease is over; the settling follows.
                 _ => break End::Broken,
             },

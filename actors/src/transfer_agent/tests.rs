@@ -2,6 +2,7 @@ mod rows;
 
 use starling_engine::{EngineKind, KernelChoice, LoadedModel, ModelOptions, StopParams, simulated::SimulatedModel};
 use starling_ids::{ModelId, TokenId, WorkerId};
+use starling_kv::hash::block_hashes;
 
 use crate::{
     generate::{GenerateFrame, GenerateSpec},
@@ -9,6 +10,8 @@ use crate::{
     testing::{Rig, all, eventually, spec, within},
 };
 use std::sync::Arc;
+
+mod moving;
 
 fn simulated() -> Arc<dyn LoadedModel> {
     let options = ModelOptions {
@@ -160,6 +163,43 @@ async fn blocks_cross_between_nodes() {
     assert_eq!(split, whole);
     assert_eq!(&worker.node, other.mesh.node());
     assert_eq!(receipt.source.map(|(_, source)| source.worker.node), Some(router.mesh.node().clone()));
+    empty(&router).await;
+    empty(&other).await;
+    within("it leaves", other.end()).await;
+    router.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prefix_is_pulled_from_a_peer_and_the_text_is_the_same() {
+    let router = Rig::with_model("pull-one", simulated(), 1).await;
+    let seeds = vec![router.mesh.address().to_string()];
+    let other = Rig::join_model("pull-two", simulated(), 1, seeds).await;
+    eventually("both heard", || router.node.heard() == 2).await;
+    let whole = answer(&router, long(7, 900, "whole")).await.0;
+    let (first, holder, _) = answer(&router, long(7, 900, "pull")).await;
+    let card = simulated().card().clone();
+    let prompt = long(7, 900, "pull").prompt;
+    let chain = block_hashes(card.hash_seed.scoped(None, Some("pull")), &prompt, card.block_tokens as usize);
+    eventually("indexed", || router.node.hit_blocks(&holder, &chain) == chain.len()).await;
+    // More at once than the one that has it all has places for.
+    let all = futures::future::join_all((0..24).map(|_| answer(&router, long(7, 900, "pull")))).await;
+    let mut pulled = 0;
+    for (text, worker, receipt) in all {
+        assert_eq!((&text, &text), (&first, &whole));
+        if let Some((to, source)) = receipt.source {
+            assert_eq!((source.compute, &source.worker, &worker), (false, &holder, &to));
+            pulled += 1;
+        }
+    }
+    assert!(pulled > 0, "the other one took its blocks");
+    let prefilled = |rig: &Rig| {
+        let ports = rig.node.workers().iter().filter_map(|worker| worker.seat.now());
+        ports.map(|port| port.load.borrow().load.tokens_prefilled).sum::<u64>()
+    };
+    let without = if *router.mesh.node() == holder.node { &other } else { &router };
+    empty(without).await;
+    let computed = prefilled(without);
+    assert!(computed < 1_800, "{computed} tokens: what was pulled was not computed");
     empty(&router).await;
     empty(&other).await;
     within("it leaves", other.end()).await;

@@ -4,7 +4,7 @@
 //! These cross nodes as MessagePack. Fields are only ever appended, each with a default.
 
 use serde::{Deserialize, Serialize};
-use starling_ids::AttemptId;
+use starling_ids::{AttemptId, TokenId};
 use starling_kv::transport::{Descriptor, GrantToken};
 
 use crate::{
@@ -25,6 +25,12 @@ pub(crate) struct KvAsk {
     pub(crate) blocks: u32,
     /// Priority of the request.
     pub(crate) priority: i32,
+    /// It runs at the holder, as this attempt, and shall go on at the taker.
+    #[serde(default)]
+    pub(crate) live: Option<AttemptId>,
+    /// Leading blocks that the taker has.
+    #[serde(default)]
+    pub(crate) first: u32,
 }
 
 /// What the holder accepts with.
@@ -43,10 +49,12 @@ pub(crate) enum Told {
     Blocks(GrantToken, Vec<Granted>),
     /// The first token, and whatever else its engine said.
     Frame(GenerateFrame),
-    /// No more blocks will come.
+    /// No more blocks will come; of a live request, none that were full when the ticket was opened.
     Sealed,
     /// It still works.
     Alive,
+    /// A live request has ended at the holder: all its tokens, and how many of them lie in its blocks.
+    Last { tokens: Vec<TokenId>, computed: u32 },
 }
 
 /// What the taker says on an open ticket.

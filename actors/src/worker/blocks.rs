@@ -109,6 +109,8 @@ pub(crate) struct Lent {
 pub(crate) struct RoomAsk {
     pub(crate) hashes: Vec<BlockHash>,
     pub(crate) tokens: Arc<[TokenId]>,
+    /// Room beside that of the chain.
+    pub(crate) extra: usize,
     pub(crate) reply: oneshot::Sender<Option<Room>>,
 }
 
@@ -179,7 +181,7 @@ impl Lending {
     pub(crate) fn room(&self, engine: &mut dyn Engine, ask: RoomAsk) {
         let here = Blocks::new(engine.lend(&ask.hashes, &ask.tokens, 0), &self.returns);
         let lacking = ask.hashes.len() - here.slots().len();
-        let room = engine.reserve(lacking).map(|slots| Blocks::new(slots, &self.returns));
+        let room = engine.reserve(lacking + ask.extra).map(|slots| Blocks::new(slots, &self.returns));
         // An asker that has gone gives both back.
         ask.reply.send(room.map(|room| Room { here, room })).ok();
     }

@@ -13,6 +13,7 @@ use futures::{FutureExt, future::BoxFuture};
 use starling_cluster::stream::{Context, Fault, FaultKind, Incoming, StreamHandler};
 use starling_engine::SubmitError;
 use starling_ids::{Metric, TokenId};
+use starling_kv::hash::HashSeed;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, timeout},
@@ -20,9 +21,11 @@ use tokio::{
 
 use super::{
     WorkerShared,
-    forward::{InFlightGuard, RequestStream, Subscription, TypedEnd, forward, publish},
+    forward::{InFlightGuard, RequestStream, Subscription, TypedEnd, Wish, forward, publish},
+    ledger::RequestKey,
     port::{AnswerStart, CancelGuard, Command, Delivery, Port, Submission},
     source::{self, Sourced},
+    takeover::{self, Arriving},
 };
 use crate::generate::{Accepted, GenerateSpec, WorkerRequest};
 
@@ -49,12 +52,17 @@ impl StreamHandler for GenerateDoor {
                     metrics::counter!(Metric::WorkerRejected.name(), "reason" => reason).increment(1);
                     acceptor.reject(fault);
                 }
-                Ok(Admitted { outbox, cancel, in_flight, reply }) => {
+                Ok(Admitted { outbox, cancel, in_flight, reply, may_move }) => {
                     // An opener that has gone drops the guards here, which cancels the sequences.
                     let Some((tx, rx)) = acceptor.accept(reply) else { return };
                     let deadline = Instant::now().checked_add(context.time_left);
                     let tasks = cancel.port.tasks.clone();
-                    let stream = RequestStream { outbox, tx: TypedEnd::new(tx), rx, cancel, in_flight, deadline };
+                    let leave = may_move.then(|| {
+                        let name = (context.request, context.attempt);
+                        (Wish::of(&shared), cancel.port.lives.enter(name, cancel.key))
+                    });
+                    let tx = TypedEnd::new(tx);
+                    let stream = RequestStream { outbox, tx, rx, cancel, in_flight, deadline, leave };
                     // Refused when the worker died just now: the guards cancel and end the stream with its fault.
                     tasks.spawn(forward(stream));
                 }
@@ -69,6 +77,7 @@ struct Admitted {
     cancel: CancelGuard,
     in_flight: InFlightGuard,
     reply: Bytes,
+    may_move: bool,
 }
 
 async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Result<Admitted, Fault> {
@@ -80,32 +89,22 @@ async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Re
     if shared.draining.load(Ordering::SeqCst) {
         return Err(draining(shared));
     }
-    let WorkerRequest { spec, source, .. } = request;
     let key = port.key();
-    let (sender, outbox) = mpsc::channel(outbox_frames(shared, &spec));
+    let (sender, outbox) = mpsc::channel(outbox_frames(shared, &request.spec));
     let cancel = CancelGuard { port: port.clone(), key, ended: false };
-    let seed = shared.model.card().hash_seed.scoped(None, spec.cache_salt.as_deref());
-    let kv_blocks = port.limits.get().map_or(0, |limits| limits.kv_blocks);
-    if let (Some(source), Some(kv)) = (source, port.kv.get().filter(|_| source::fits(shared, &spec, kv_blocks))) {
-        let (shared, kv, context) = (shared.clone(), kv.clone(), context.clone());
-        let sourced = Sourced {
-            shared: shared.clone(),
-            port: port.clone(),
-            kv,
-            source,
-            spec,
-            context,
-            seed,
-            key,
-            outbox: sender,
-        };
-        // Its number is not known before the engine has it: the router counts it until it should have been reported.
-        let reply = accepted(&shared, 0)?;
-        if !port.tasks.spawn(source::run(sourced)) {
-            return Err(restarting());
+    let seed = shared.model.card().hash_seed.scoped(None, request.spec.cache_salt.as_deref());
+    let may_move = request.may_move && request.spec.choices == 1 && port.kv.get().is_some();
+    let spec = match begin(shared, &port, context, request, (seed, key, &sender))? {
+        Begin::Here(spec) => spec,
+        Begin::Apart(task) => {
+            // Its number is not known before the engine has it: the router counts it until it should have been reported.
+            let reply = accepted(shared, 0)?;
+            if !port.tasks.spawn(task) {
+                return Err(restarting());
+            }
+            return Ok(Admitted { outbox, cancel, in_flight, reply, may_move });
         }
-        return Ok(Admitted { outbox, cancel, in_flight, reply });
-    }
+    };
     let (verdict, answer) = oneshot::channel();
     let submission = Submission {
         key,
@@ -123,10 +122,46 @@ async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Re
         TrySendError::Disconnected(_) => restarting(),
     })?;
     match timeout(VERDICT_MAX.min(context.time_left), answer).await {
-        Ok(Ok(Ok(number))) => accepted(shared, number).map(|reply| Admitted { outbox, cancel, in_flight, reply }),
+        Ok(Ok(Ok(number))) => {
+            accepted(shared, number).map(|reply| Admitted { outbox, cancel, in_flight, reply, may_move })
+        }
         Ok(Ok(Err(error))) => Err(refusal(&error)),
         Ok(Err(_)) => Err(restarting()),
         Err(_) => Err(Fault::new(FaultKind::Unavailable, "the engine gave no verdict in time")),
+    }
+}
+
+/// How a request begins.
+enum Begin {
+    /// It is computed here from its beginning.
+    Here(GenerateSpec),
+    /// Blocks of another worker come first.
+    Apart(BoxFuture<'static, ()>),
+}
+
+fn begin(
+    shared: &Arc<WorkerShared>,
+    port: &Arc<Port>,
+    context: &Context,
+    request: WorkerRequest,
+    (seed, key, outbox): (HashSeed, RequestKey, &mpsc::Sender<Delivery>),
+) -> Result<Begin, Fault> {
+    let WorkerRequest { spec, source, moves, .. } = request;
+    let (shared, port, context, outbox) = (shared.clone(), port.clone(), context.clone(), outbox.clone());
+    let kv = port.kv.get().cloned();
+    if let Some(moves) = moves {
+        let kv = kv.filter(|_| spec.choices == 1);
+        let kv = kv.ok_or_else(|| Fault::new(FaultKind::Draining, "running requests are not taken over here"))?;
+        let arriving = Arriving { shared, port, kv, moves, spec, context, seed, key, outbox };
+        return Ok(Begin::Apart(takeover::run(arriving).boxed()));
+    }
+    let kv_blocks = port.limits.get().map_or(0, |limits| limits.kv_blocks);
+    match source.zip(kv.filter(|_| source::fits(&shared, &spec, kv_blocks))) {
+        Some((source, kv)) => {
+            let sourced = Sourced { shared, port, kv, source, spec, context, seed, key, outbox };
+            Ok(Begin::Apart(source::run(sourced).boxed()))
+        }
+        None => Ok(Begin::Here(spec)),
     }
 }
 
@@ -188,7 +223,8 @@ fn check(shared: &WorkerShared, request: &WorkerRequest) -> Result<Arc<Port>, Fa
 /// Frames a request can produce at most: one a token, and an end for each choice.
 fn outbox_frames(shared: &WorkerShared, spec: &GenerateSpec) -> usize {
     let tokens = spec.stop.tokens_max.min(shared.model.card().context_length) as usize;
-    spec.choices as usize * (tokens + 2) + 2
+    // For one that comes from elsewhere, a word on that.
+    spec.choices as usize * (tokens + 2) + 3
 }
 
 pub(super) fn refusal(error: &SubmitError) -> Fault {

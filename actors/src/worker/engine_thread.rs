@@ -22,13 +22,15 @@ use starling_cluster::{
 };
 use starling_engine::{
     Capabilities, Engine, EngineLimits, LoadedModel, SequenceDelta, SequenceId, SequenceRequest, StepOutput,
+    SubmitError, contract::Carried,
 };
 use starling_ids::{Incarnation, WorkerId};
 use starling_kv::tier::{TierOptions, TierStats};
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    blocks::{Lending, Returns},
+    blocks::{Blocks, Lending, Returns},
+    leaving::{Departures, TakenOver},
     ledger::{Applied, Ledger, RequestKey},
     meter::Meter,
     port::{AnswerStart, Cancels, Command, Delivery, Pulse, Submission},
@@ -130,6 +132,7 @@ struct EngineLoop<'a> {
     publisher: Publisher,
     meter: Meter,
     lending: Lending,
+    departures: Departures,
     /// Requests taken.
     admitted: u64,
 }
@@ -151,8 +154,8 @@ impl<'a> EngineLoop<'a> {
         (args.tell)(EngineNews::Ready(Box::new(capabilities)));
         let publisher = Publisher::new(args.worker.clone(), args.incarnation);
         let meter = Meter::new(&args.worker);
-        let lending = Lending::new(args.returns.clone());
-        Self { args, engine, ledger: Ledger::new(), publisher, meter, lending, admitted: 0 }
+        let (lending, departures) = (Lending::new(args.returns.clone()), Departures::new(args.returns.clone()));
+        Self { args, engine, ledger: Ledger::new(), publisher, meter, lending, departures, admitted: 0 }
     }
 
     fn run(mut self, stop: &AtomicBool) -> Result<(), String> {
@@ -168,6 +171,8 @@ impl<'a> EngineLoop<'a> {
             if !self.take_commands(stop) {
                 return Ok(());
             }
+            // Whoever leaves goes before the next step.
+            self.departures.serve(&mut *self.engine, &mut self.ledger);
             let began = Instant::now();
             let output = self.engine.step().map_err(|error| error.to_string())?;
             let StepOutput { deltas, events, takes, idle } = output;
@@ -256,6 +261,8 @@ impl<'a> EngineLoop<'a> {
                     self.submit(*submission);
                 }
             }
+            Command::Leave(leaving) => self.departures.begin(*leaving),
+            Command::TakeOver(taken) => self.take_over(*taken),
             Command::Wake => {}
         }
     }
@@ -281,6 +288,12 @@ impl<'a> EngineLoop<'a> {
             let request = sequence(&submission, id, answer);
             self.engine.submit(request).err()
         });
+        self.conclude(submission, refused);
+    }
+
+    /// Says what became of a submission.
+    fn conclude(&mut self, submission: Submission, refused: Option<SubmitError>) {
+        let key = submission.key;
         if let Some(error) = refused {
             self.give_up(key, None);
             // An asker that has gone needs no reason.
@@ -291,6 +304,20 @@ impl<'a> EngineLoop<'a> {
                 self.give_up(key, None);
             }
         }
+    }
+
+    /// Goes on with a request that was handed over elsewhere.
+    fn take_over(&mut self, taken: TakenOver) {
+        let TakenOver { submission, here, ready, computed } = taken;
+        let ids = self.ledger.admit(submission.key, [0], submission.outbox.clone());
+        let came = ready.map(Blocks::take).unwrap_or_default();
+        let carried = Carried { here: here.take(), came, computed };
+        let outcome = match ids.first().zip(submission.answers.first()) {
+            Some((id, answer)) => self.engine.take_over(sequence(&submission, *id, answer), carried),
+            None => Err(SubmitError::Empty),
+        };
+        self.publisher.publish(self.engine.take_events());
+        self.conclude(submission, outcome.err());
     }
 
     fn deliver(&mut self, delta: SequenceDelta) {

@@ -2,7 +2,8 @@
 //!
 //! Called by the doors once a stream is accepted. A slow client makes its own task wait for credit; what the
 //! engine produces meanwhile waits in the outbox, which holds the request's whole budget. Whatever ends the task,
-//! the sequences are cancelled unless they ended, and the client sees a typed end.
+//! the sequences are cancelled unless they ended, and the client sees a typed end. While the worker wants to be rid of its
+//! requests, clients that can are asked now and then to go elsewhere.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -19,10 +20,12 @@ use tokio::{
 
 use super::{
     WorkerShared,
+    leaving::LiveEntry,
     port::{CancelGuard, Delivery, Port},
     publisher::encode,
 };
 use crate::{
+    generate::WayNote,
     report::{LoadReport, WorkerNews},
     route::split::KvLink,
 };
@@ -82,6 +85,35 @@ impl Drop for InFlightGuard {
     }
 }
 
+/// How long after a client was asked to leave it is asked again; twice as long each time.
+const LEAVE_AGAIN: Duration = Duration::from_secs(1);
+const LEAVE_AGAIN_MAX: Duration = Duration::from_secs(16);
+
+/// When to ask a client to leave.
+#[derive(Debug)]
+pub(crate) struct Wish {
+    wanted: watch::Receiver<bool>,
+    pause: Duration,
+    next: Instant,
+}
+
+impl Wish {
+    pub(crate) fn of(shared: &WorkerShared) -> Self {
+        Self { wanted: shared.leave.subscribe(), pause: LEAVE_AGAIN, next: Instant::now() }
+    }
+
+    /// Waits until it is to be asked. Never, when it cannot leave. Cancelling the wait loses nothing.
+    async fn due(wish: &mut Option<Self>) {
+        let Some(wish) = wish else { return std::future::pending().await };
+        if wish.wanted.wait_for(|wanted| *wanted).await.is_err() {
+            return std::future::pending().await;
+        }
+        sleep_until(wish.next).await;
+        wish.next = Instant::now() + wish.pause;
+        wish.pause = (wish.pause * 2).min(LEAVE_AGAIN_MAX);
+    }
+}
+
 /// A request's stream from accept to end.
 pub(crate) struct RequestStream {
     pub(crate) outbox: mpsc::Receiver<Delivery>,
@@ -91,11 +123,14 @@ pub(crate) struct RequestStream {
     pub(crate) cancel: CancelGuard,
     pub(crate) in_flight: InFlightGuard,
     pub(crate) deadline: Option<Instant>,
+    /// While it can leave: who asks it to, and its entry among those that may.
+    pub(crate) leave: Option<(Wish, LiveEntry)>,
 }
 
 /// Carries a request's frames until it ends, its client leaves, or its time is over.
 pub(crate) async fn forward(stream: RequestStream) {
-    let RequestStream { mut outbox, tx, rx, mut cancel, in_flight, deadline } = stream;
+    let RequestStream { mut outbox, tx, rx, mut cancel, in_flight, deadline, leave } = stream;
+    let (mut wish, live) = leave.unzip();
     let Some(sender) = tx.0.as_ref() else { return };
     let late = sleep_until(deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(86_400)));
     tokio::pin!(late);
@@ -120,8 +155,23 @@ pub(crate) async fn forward(stream: RequestStream) {
                     cancel.ended = true;
                     break Some(fault);
                 }
+                Some(Delivery::Moved) => {
+                    cancel.ended = true;
+                    break send(sender, &WayNote::Moved).await.err().flatten();
+                }
+                Some(Delivery::From(answered)) => {
+                    if let Err(fault) = send(sender, &WayNote::From(answered)).await {
+                        break fault;
+                    }
+                }
                 None => break Some(Fault::new(FaultKind::Unavailable, WORKER_ENDED)),
             },
+            () = Wish::due(&mut wish) => {
+                if let Ok(bytes) = rmp_serde::to_vec(&WayNote::Leave) {
+                    // Asked again later when there is no credit.
+                    sender.try_send(bytes.into()).ok();
+                }
+            }
             _ = keep_alive.tick() => {
                 if cancel.port.pulse.age() < STUCK {
                     // No credit means that the reader has frames to read.
@@ -130,6 +180,7 @@ pub(crate) async fn forward(stream: RequestStream) {
             }
         }
     };
+    drop(live);
     // The sequences go first, then the count, then the client hears of it.
     drop(cancel);
     drop(in_flight);

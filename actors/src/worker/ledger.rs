@@ -64,6 +64,14 @@ impl<O> Ledger<O> {
         live
     }
 
+    /// The one sequence of a request that has no other, live or ended.
+    pub(crate) fn only(&self, key: RequestKey) -> Option<SequenceId> {
+        match self.requests.get(&key)?.live.as_slice() {
+            [id] => Some(*id),
+            _ => None,
+        }
+    }
+
     /// Where a request's frames go.
     pub(crate) fn outbox(&self, key: RequestKey) -> Option<&O> {
         self.requests.get(&key).map(|entry| &entry.outbox)

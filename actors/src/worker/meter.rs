@@ -70,6 +70,8 @@ impl Meter {
             let step = metrics::histogram!(Metric::WorkerStepSeconds.name(), "worker" => self.gauges.worker.clone());
             step.record(took.as_secs_f64());
         }
+        let recomputed = load.tokens_recomputed.saturating_sub(self.last.tokens_recomputed);
+        self.gauges.count(Metric::WorkerTokensRecomputed, recomputed);
         self.gauges.count(Metric::WorkerTokensGenerated, sampled);
         self.gauges.count(Metric::WorkerTokensPrefilled, prefilled);
         self.gauges.count(Metric::WorkerTokensCached, cached);

@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     blocks::{Arrived, RoomAsk, Watch},
+    leaving::{Leaving, Lives, TakenOver},
     ledger::RequestKey,
 };
 use crate::{generate::GenerateFrame, report::LoadReport, transfer_agent::KvFace};
@@ -37,6 +38,10 @@ pub(crate) enum Delivery {
     End,
     /// The engine failed on the request.
     Fail(Fault),
+    /// It goes on at another worker; nothing more comes from here.
+    Moved,
+    /// It came from another worker; its next token is the so-manieth.
+    From(u32),
 }
 
 /// One request on its way into the engine.
@@ -80,6 +85,10 @@ pub(crate) enum Command {
     Room(Box<RoomAsk>),
     /// Take blocks that came from elsewhere, then go on.
     Arrived(Box<Arrived>),
+    /// Lend the blocks of a live request until it is handed over.
+    Leave(Box<Leaving>),
+    /// Go on with a request that was handed over elsewhere.
+    TakeOver(Box<TakenOver>),
     /// Look at the cancels, at the returned blocks and at the stop flag.
     Wake,
 }
@@ -100,6 +109,8 @@ pub(crate) struct Port {
     /// Runs the streams; owned by the actor.
     pub(crate) tasks: Tasks,
     pub(crate) next_key: AtomicU64,
+    /// The requests that may leave.
+    pub(crate) lives: Arc<Lives>,
 }
 
 impl Port {

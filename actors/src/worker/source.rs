@@ -22,7 +22,7 @@ use super::{
 use crate::{
     generate::{GenerateFrame, GenerateSpec, KvSource},
     transfer::End,
-    transfer_agent::{KvFace, Pull, pull},
+    transfer_agent::{Heard, KvFace, Pull, pull},
 };
 
 /// A request and where its first blocks are.
@@ -79,7 +79,7 @@ async fn bring(sourced: &Sourced, prompt: &Arc<[TokenId]>) -> Brought {
     }
     let blocks = hashes.len();
     let (reply, answer) = oneshot::channel();
-    let ask = RoomAsk { hashes, tokens: prompt.clone(), reply };
+    let ask = RoomAsk { hashes, tokens: prompt.clone(), extra: 0, reply };
     let asked = port.commands.try_send(Command::Room(Box::new(ask))).is_ok();
     let room = if asked { answer.await.ok().flatten() } else { None };
     let Some(Room { here, room }) = room else {
@@ -91,10 +91,12 @@ async fn bring(sourced: &Sourced, prompt: &Arc<[TokenId]>) -> Brought {
         // It is all here by now.
         return Brought { here: Some(here), first, ..Brought::default() };
     }
-    let job = Pull { mesh: &shared.mesh, kv, source, spec, context, first, blocks };
+    let job = Pull { mesh: &shared.mesh, kv, source, spec, context, first, blocks, live: None };
     let mut said = None;
-    let (ready, end) = pull(&job, room, |frame| {
-        if said.is_none() {
+    let (ready, end) = pull(&job, room, |heard| {
+        if let Heard::Frame(frame) = heard
+            && said.is_none()
+        {
             said = tell(sourced, frame);
         }
     })
@@ -160,7 +162,7 @@ async fn go_on(sourced: Sourced, prompt: Arc<[TokenId]>, brought: Brought) {
     outbox.try_send(last).ok();
 }
 
-fn busy(reason: String) -> Fault {
+pub(super) fn busy(reason: String) -> Fault {
     Fault::new(FaultKind::Unavailable, reason)
 }
 

@@ -84,7 +84,14 @@ async fn cnt_03_another_incarnation_is_refused() {
     let rig = Rig::ready("worker-stale", TestModel::new(), 1).await;
     let shared = &rig.node.workers()[0];
     let incarnation = Incarnation(shared.incarnation.0 + 1);
-    let request = WorkerRequest { spec: spec(prompt(1, 20), 1), worker: shared.id.clone(), incarnation, source: None };
+    let request = WorkerRequest {
+        spec: spec(prompt(1, 20), 1),
+        worker: shared.id.clone(),
+        incarnation,
+        source: None,
+        moves: None,
+        may_move: false,
+    };
     let body = Bytes::from(rmp_serde::to_vec(&request).expect("encodes"));
     let context = Context::new(RequestId(1), Duration::from_secs(5));
     let own = (rig.mesh.node(), rig.mesh.incarnation());

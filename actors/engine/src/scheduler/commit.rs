@@ -63,7 +63,10 @@ impl Scheduler {
                 self.finish_after(&sequence, token)
             }
         };
-        let cached = sequence.matched.unwrap_or(0) * self.pool.block_tokens();
+        let cached = sequence.matched.unwrap_or(0) * self.pool.block_tokens() + sequence.carried;
+        if sequence.unreported && sequence.answered > 0 {
+            self.totals.recomputed += (sequence.prompt_len() - 1).saturating_sub(cached) as u64;
+        }
         let advance = Advance {
             id: item.id,
             arrival: sequence.rank().arrival,

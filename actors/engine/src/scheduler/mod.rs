@@ -12,6 +12,7 @@ mod admit;
 mod commit;
 mod fetch;
 mod guests;
+mod handover;
 mod plan;
 mod sequence;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use starling_kv::{pool::BlockPool, tier::Ticket};
 pub use commit::{Advance, Outcome};
 pub use fetch::{Awaited, Below, Fetch};
 pub use guests::Adoption;
+pub use handover::{Carried, HandedOver};
 pub use plan::{Plan, PlanItem};
 pub use sequence::Sequence;
 
@@ -38,6 +40,7 @@ struct Totals {
     generated: u64,
     prefilled: u64,
     cached: u64,
+    recomputed: u64,
     preemptions: u64,
 }
 
@@ -186,6 +189,7 @@ impl Scheduler {
             tokens_generated: self.totals.generated,
             tokens_prefilled: self.totals.prefilled,
             tokens_cached: self.totals.cached,
+            tokens_recomputed: self.totals.recomputed,
         }
     }
 

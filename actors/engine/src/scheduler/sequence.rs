@@ -35,6 +35,10 @@ pub struct Sequence {
     pub(super) private: bool,
     /// Leading blocks that were in the cache at first admission.
     pub(super) matched: Option<usize>,
+    /// Tokens of a partly filled block that came with it from another engine.
+    pub(super) carried: usize,
+    /// Of the prompt's last tokens, so many were chosen elsewhere.
+    pub(super) answered: usize,
     /// The cache hit is still to be reported, on the first delta.
     pub(super) unreported: bool,
     /// The block a running sequence fills and this one waits for.
@@ -63,6 +67,8 @@ impl Sequence {
             published: 0,
             private: false,
             matched: None,
+            carried: 0,
+            answered: request.answered as usize,
             unreported: true,
             waits_for: None,
             fetch_failed: false,

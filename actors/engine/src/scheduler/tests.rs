@@ -4,10 +4,12 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use proptest::prelude::*;
-use starling_kv::{hash::HashSeed, tier::Worth};
+use starling_kv::{hash::HashSeed, pool::BlockSlot, tier::Worth};
 
 use super::*;
 use crate::contract::{EngineLimits, FinishReason, ModelCard, SamplingParams, StopParams};
+
+mod handover;
 
 const BLOCK: usize = 4;
 const EOS: TokenId = 0;
@@ -184,7 +186,7 @@ impl Harness {
         assert!(
             plan.items.iter().map(|item| item.count).sum::<usize>() <= self.scheduler.limits.batch_tokens_max as usize
         );
-        let stands = self.scheduler.is_idle() || self.scheduler.fetching() > 0;
+        let stands = self.scheduler.is_idle() || self.scheduler.fetching() > 0 || self.scheduler.guests() > 0;
         assert!(!plan.items.is_empty() || stands, "one at least goes on");
         let outcomes = self.compute(&plan);
         for (advance, outcome) in self.scheduler.commit(&plan, &outcomes).into_iter().zip(outcomes) {

@@ -14,7 +14,11 @@ fn worker(index: u16) -> WorkerId {
 }
 
 fn desk(roles: &[Role]) -> Desk {
-    let policy = PolicyConfig::named(PolicyName::Starling).build().expect("composes");
+    desk_of(PolicyName::Starling, roles)
+}
+
+fn desk_of(policy: PolicyName, roles: &[Role]) -> Desk {
+    let policy = PolicyConfig::named(policy).build().expect("composes");
     let mut desk = Desk::new(policy, 1);
     for (index, role) in (0..).zip(roles) {
         let places = Places { sequences: 16, waiting: 64, step_tokens: 512, blocks: 1_000, role: *role };
@@ -95,6 +99,47 @@ fn a_prefix_is_pulled_from_a_peer_when_that_is_faster() {
     let source = decision.source.expect("pulled");
     assert_eq!((source.worker, source.compute, source.blocks), (worker(0), false, 93));
     assert_eq!(desk.reservations(), 1);
+}
+
+#[test]
+fn a_worker_with_time_answers_with_the_cached_blocks_of_one_that_is_behind() {
+    let mut desk = desk(&[Role::Both, Role::Both]);
+    // Computing 1,500 tokens elsewhere costs more than its queue, pulling them does not.
+    hear(&mut desk, 0, 1_000);
+    let hits = [(0, 93)];
+    let alone = desk.decide(&Ask { choices: 2, ..ask(1_500) }, &hits, Duration::ZERO).expect("somebody");
+    assert_eq!((alone.worker, alone.source), (worker(0), None), "the policy by itself");
+    desk.release(alone.ticket);
+    let decision = desk.decide(&ask(1_500), &hits, Duration::ZERO).expect("somebody");
+    assert_eq!(decision.worker, worker(1));
+    let source = decision.source.expect("pulled");
+    assert_eq!((source.worker, source.compute, source.blocks), (worker(0), false, 93));
+    desk.release(decision.ticket);
+    // One that failed the request answers no more, and gives no blocks.
+    for failed in [[worker(0)], [worker(1)]] {
+        let decision = desk.decide(&Ask { exclude: &failed, failed: &failed, ..ask(1_500) }, &hits, Duration::ZERO);
+        let decision = decision.expect("somebody");
+        assert_eq!(decision.source, None);
+        desk.release(decision.ticket);
+    }
+}
+
+#[test]
+fn a_worker_that_has_the_prompt_and_time_keeps_it() {
+    let mut desk = desk(&[Role::Both, Role::Both]);
+    let decision = desk.decide(&ask(1_500), &[(0, 93)], Duration::ZERO).expect("somebody");
+    assert_eq!((decision.worker, decision.source), (worker(0), None));
+}
+
+#[test]
+fn a_policy_that_does_not_go_by_time_keeps_its_choice() {
+    let mut desk = desk_of(PolicyName::Session, &[Role::Both, Role::Both]);
+    let session = Ask { session: Some("a"), ..ask(1_500) };
+    let first = desk.decide(&session, &[], Duration::ZERO).expect("somebody");
+    let (with, other) = if first.worker == worker(0) { (0, 1) } else { (1, 0) };
+    // Blocks are pulled to it, and it stays.
+    let again = desk.decide(&session, &[(other, 93)], Duration::ZERO).expect("somebody");
+    assert_eq!((again.worker, again.source.expect("pulled").worker), (worker(with), worker(other as u16)));
 }
 
 #[test]

@@ -1,0 +1,145 @@
+//! Running requests that go from one worker to another: texts, tokens computed, and what is left behind.
+
+use std::time::Duration;
+
+use futures::{StreamExt, future::join_all};
+use starling_engine::EngineLoad;
+
+use super::*;
+use crate::client::GenerateStream;
+
+const TOKENS: u32 = 250;
+
+fn request(kind: TokenId, salt: &str) -> GenerateSpec {
+    let mut spec = long(kind, 300 + kind * 11, salt);
+    spec.stop.tokens_max = TOKENS;
+    spec
+}
+
+/// Starts requests and reads the first frames of each, until each has said `tokens` tokens; whom they run at.
+async fn begin(rig: &Rig, count: u32, salt: &str, tokens: usize) -> Vec<(GenerateStream, Vec<GenerateFrame>)> {
+    let one = async |kind| {
+        let mut stream = rig.generate(request(kind, salt)).await.expect("accepted");
+        let mut frames = Vec::new();
+        while text(&frames).len() < tokens {
+            frames.push(within("a frame", stream.next()).await.expect("goes on").expect("well"));
+        }
+        (stream, frames)
+    };
+    join_all((0..count).map(one)).await
+}
+
+/// Reads them to their ends; their texts.
+async fn finish(streams: Vec<(GenerateStream, Vec<GenerateFrame>)>) -> Vec<Vec<TokenId>> {
+    let one = async |(stream, mut frames): (GenerateStream, Vec<GenerateFrame>)| {
+        frames.extend(all(stream).await.expect("every answer is whole"));
+        assert_eq!(frames.iter().filter(|frame| frame.finish.is_some()).count(), 1, "one end");
+        assert_eq!(frames.iter().filter(|frame| frame.cached_tokens.is_some()).count(), 1, "told once");
+        text(&frames)
+    };
+    join_all(streams.into_iter().map(one)).await
+}
+
+/// The texts when nothing disturbs them.
+async fn undisturbed(rig: &Rig, count: u32) -> Vec<Vec<TokenId>> {
+    join_all((0..count).map(async |kind| text(&rig.complete(request(kind, "whole")).await.expect("an answer")))).await
+}
+
+fn load(worker: &crate::worker::WorkerShared) -> EngineLoad {
+    worker.seat.now().map(|port| port.load.borrow().load).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drained_nodes_requests_go_on_elsewhere_and_nothing_is_computed_twice() {
+    let router = Rig::with_model("move-one", simulated(), 1).await;
+    let seeds = vec![router.mesh.address().to_string()];
+    let other = Rig::join_model("move-two", simulated(), 1, seeds).await;
+    eventually("both heard", || router.node.heard() == 2).await;
+    let whole = undisturbed(&router, 8).await;
+    let (stays, leaves) = (&router.node.workers()[0], &other.node.workers()[0]);
+    let before = (load(stays).tokens_generated, load(leaves).tokens_generated);
+    let streams = begin(&router, 8, "moved", 10).await;
+    let there = streams.iter().filter(|(stream, _)| stream.worker == *leaves.id()).count();
+    assert!((1..8).contains(&there), "both work: {there}");
+    let (drained, texts) = futures::join!(other.node.drain(Duration::from_secs(20)), finish(streams));
+    assert!(drained, "everything left in time");
+    assert_eq!(texts, whole);
+    empty(&router).await;
+    empty(&other).await;
+    let (kept, gone) = (load(stays), load(leaves));
+    assert_eq!((kept.tokens_recomputed, gone.tokens_recomputed), (0, 0));
+    let generated = (kept.tokens_generated - before.0, gone.tokens_generated - before.1);
+    assert_eq!(generated.0 + generated.1, u64::from(8 * TOKENS), "every token was chosen once");
+    let all_there = there as u64 * u64::from(TOKENS);
+    assert!(generated.1 < all_there, "{} of {all_there} tokens: they left before their end", generated.1);
+    within("it leaves", other.end()).await;
+    router.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_answers_no_more_is_left_and_one_alone_is_not() {
+    let rig = Rig::with_model("move-role", simulated(), 2).await;
+    eventually("both heard", || rig.node.heard() == 2).await;
+    let whole = undisturbed(&rig, 6).await;
+    let streams = begin(&rig, 6, "moved", 4).await;
+    let first = streams[0].0.worker.clone();
+    let (left, kept): (Vec<_>, Vec<_>) = rig.node.workers().iter().partition(|worker| *worker.id() == first);
+    left[0].set_duty(Role::Prefill);
+    let texts = finish(streams).await;
+    assert_eq!(texts, whole);
+    empty(&rig).await;
+    assert_eq!(load(kept[0]).tokens_recomputed, 0);
+    // The last one that answers goes on with what it has, whatever it is told.
+    let streams = begin(&rig, 4, "alone", 4).await;
+    kept[0].set_duty(Role::Prefill);
+    assert_eq!(finish(streams).await, whole[..4]);
+    empty(&rig).await;
+    rig.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_dies_while_requests_come_to_it_costs_no_token() {
+    let rig = Rig::with_model("move-panic", simulated(), 2).await;
+    eventually("both heard", || rig.node.heard() == 2).await;
+    let whole = undisturbed(&rig, 6).await;
+    for round in 0..3 {
+        let streams = begin(&rig, 6, &format!("moved-{round}"), 3 + round).await;
+        let first = streams[0].0.worker.clone();
+        let (left, kept): (Vec<_>, Vec<_>) = rig.node.workers().iter().partition(|worker| *worker.id() == first);
+        let path = format!("workers/{}", kept[0].id().index);
+        left[0].set_duty(Role::Prefill);
+        let die = async {
+            // At another moment of the way in each round.
+            for _ in 0..round * 40 {
+                tokio::task::yield_now().await;
+            }
+            rig.mesh.book().inject_panic(&path).await
+        };
+        let (texts, panicked) = futures::join!(finish(streams), die);
+        assert!(panicked);
+        assert_eq!(texts, whole, "round {round}");
+        left[0].set_duty(Role::Both);
+        eventually("both serve", || rig.node.client().models().first().is_some_and(|model| model.workers == 2)).await;
+        empty(&rig).await;
+    }
+    rig.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_leave_while_their_requests_move_leave_nothing_behind() {
+    let rig = Rig::with_model("move-left", simulated(), 2).await;
+    eventually("both heard", || rig.node.heard() == 2).await;
+    let mut streams = begin(&rig, 8, "left", 2).await;
+    let first = streams[0].0.worker.clone();
+    let leaves = rig.node.workers().iter().find(|worker| *worker.id() == first).expect("there");
+    leaves.set_duty(Role::Prefill);
+    while let Some((mut stream, _)) = streams.pop() {
+        // Some leave before the next word, some a few frames later.
+        for _ in 0..streams.len() {
+            within("a frame", stream.next()).await.expect("goes on").expect("well");
+        }
+        drop(stream);
+    }
+    empty(&rig).await;
+    rig.end().await;
+}

@@ -1,0 +1,147 @@
+//! Live requests that leave this worker: which there are, their blocks while they go on, and the hand-over itself.
+//!
+//! Called by the engine thread between two steps, and by the streams and tickets of a request. The blocks of a request that
+//! leaves are lent as they become full, while it goes on; its taker says when it has caught up, and then the request ends
+//! here between two steps: every token that it has goes to its client first, its last blocks go to the taker.
+//! Never: waits, hands a request over twice. Bounds: one entry a request, one watch a ticket.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use starling_engine::{Engine, contract::HandedOver};
+use starling_ids::{AttemptId, RequestId, TokenId};
+use tokio::sync::mpsc;
+
+use super::{
+    blocks::{Blocks, Returns},
+    ledger::{Ledger, RequestKey},
+    port::{Delivery, Submission},
+};
+
+/// The live requests of one life of a worker by what others call them.
+#[derive(Debug, Default)]
+pub(crate) struct Lives(Mutex<HashMap<(RequestId, AttemptId), RequestKey>>);
+
+impl Lives {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(RequestId, AttemptId), RequestKey>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters one until the entry is dropped.
+    pub(crate) fn enter(self: &Arc<Self>, name: (RequestId, AttemptId), key: RequestKey) -> LiveEntry {
+        self.lock().insert(name, key);
+        LiveEntry { lives: self.clone(), name, key }
+    }
+
+    /// Which one is meant.
+    pub(crate) fn find(&self, name: (RequestId, AttemptId)) -> Option<RequestKey> {
+        self.lock().get(&name).copied()
+    }
+}
+
+/// Strikes a request out when dropped.
+#[derive(Debug)]
+pub(crate) struct LiveEntry {
+    lives: Arc<Lives>,
+    name: (RequestId, AttemptId),
+    key: RequestKey,
+}
+
+impl Drop for LiveEntry {
+    fn drop(&mut self) {
+        let mut lives = self.lives.lock();
+        if lives.get(&self.name) == Some(&self.key) {
+            lives.remove(&self.name);
+        }
+    }
+}
+
+/// A request whose blocks are lent until it is handed over.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    pub(crate) key: RequestKey,
+    /// Leading blocks that the taker has: its own first, then those lent.
+    pub(crate) count: usize,
+    /// Blocks that the taker has room for; a request that would outgrow it is handed over first.
+    pub(crate) room: usize,
+    /// The taker has what was lent first: hand over at the next chance.
+    pub(crate) cut: Arc<AtomicBool>,
+    /// Holds a message for each block, and two.
+    pub(crate) lent: mpsc::Sender<LentLive>,
+    /// What was full at the beginning is lent.
+    pub(crate) begun: bool,
+}
+
+/// News of a request that leaves.
+#[derive(Debug)]
+pub(crate) enum LentLive {
+    /// Its next full blocks; with `first`, all that were full when this began.
+    Full { pins: Blocks, first: bool },
+    /// The rest of its blocks; it has ended here.
+    Last { pins: Blocks, tokens: Vec<TokenId>, computed: usize },
+}
+
+/// A request that comes from another worker.
+#[derive(Debug)]
+pub(crate) struct TakenOver {
+    pub(crate) submission: Submission,
+    /// Its first blocks, which were here.
+    pub(crate) here: Blocks,
+    /// Those that came.
+    pub(crate) ready: Option<Blocks>,
+    /// So many of its tokens lie in them.
+    pub(crate) computed: usize,
+}
+
+/// The requests that leave; owned by the engine thread.
+#[derive(Debug)]
+pub(crate) struct Departures {
+    returns: Arc<Returns>,
+    leaving: Vec<Leaving>,
+}
+
+impl Departures {
+    pub(crate) fn new(returns: Arc<Returns>) -> Self {
+        Self { returns, leaving: Vec::new() }
+    }
+
+    pub(crate) fn begin(&mut self, leaving: Leaving) {
+        self.leaving.push(leaving);
+    }
+
+    /// Lends what became full, and hands over whoever is to go now. Called when every token of the last step is delivered.
+    pub(crate) fn serve(&mut self, engine: &mut dyn Engine, ledger: &mut Ledger<mpsc::Sender<Delivery>>) {
+        let returns = &self.returns;
+        self.leaving.retain_mut(|leaving| {
+            // Dropping the watch says that nothing more comes: the request has ended, or its taker is gone.
+            if leaving.lent.is_closed() {
+                return false;
+            }
+            let Some(id) = ledger.only(leaving.key) else { return false };
+            if leaving.cut.load(Ordering::Acquire) || leaving.count + 1 >= leaving.room {
+                let Some(left) = engine.hand_over(id, leaving.count) else { return false };
+                if let Some((outbox, _)) = ledger.remove(leaving.key) {
+                    // A client that has gone needs no news.
+                    outbox.try_send(Delivery::Moved).ok();
+                }
+                let HandedOver { slots, tokens, computed } = left;
+                let last = LentLive::Last { pins: Blocks::new(slots, returns), tokens, computed };
+                // A taker that has gone gives the pins back; the client asks for the request anew.
+                leaving.lent.try_send(last).ok();
+                return false;
+            }
+            let Some(slots) = engine.lend_live(id, leaving.count) else { return false };
+            leaving.count += slots.len();
+            let first = !std::mem::replace(&mut leaving.begun, true);
+            if slots.is_empty() && !first {
+                return true;
+            }
+            leaving.lent.try_send(LentLive::Full { pins: Blocks::new(slots, returns), first }).is_ok()
+        });
+    }
+}

@@ -1,0 +1,163 @@
+//! A running request that comes from another worker: its blocks are brought while it goes on there, then it goes on here.
+//!
+//! Called by the generate door once such a request is accepted. First what is full is pulled; when that is here, the other
+//! worker is told to hand the request over, and only what it computed since is pulled then. Until the hand-over a failure
+//! costs nothing: the request goes on where it is, and its client is told that it was not taken. After it, what did not come
+//! is computed here. Never: tells a client a token of the other worker. Bounds: one task a request, owned by the worker's life.
+
+use std::{
+    sync::{Arc, mpsc::TrySendError},
+    time::Duration,
+};
+
+use starling_cluster::stream::{Context, Fault, FaultKind};
+use starling_ids::{BlockHash, TokenId};
+use starling_kv::hash::{HashSeed, block_hashes};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
+
+use super::{
+    WorkerShared,
+    blocks::{Blocks, Room, RoomAsk},
+    doors::refusal,
+    leaving::TakenOver,
+    ledger::RequestKey,
+    port::{AnswerStart, Command, Delivery, Port, Submission},
+    source::busy,
+};
+use crate::{
+    generate::{GenerateSpec, KvSource, Moves},
+    transfer::End,
+    transfer_agent::{Heard, KvFace, Pull, pull},
+};
+
+/// Blocks that a request may fill while it is on its way; one that fills more is handed over before.
+const EXTRA_BLOCKS: usize = 6;
+
+/// How long it waits for room at most, and how often it asks.
+const ROOM_MAX: Duration = Duration::from_secs(5);
+const ROOM_EVERY: Duration = Duration::from_millis(20);
+
+/// A request and where it runs now.
+pub(crate) struct Arriving {
+    pub(crate) shared: Arc<WorkerShared>,
+    pub(crate) port: Arc<Port>,
+    pub(crate) kv: Arc<KvFace>,
+    pub(crate) moves: Moves,
+    pub(crate) spec: GenerateSpec,
+    pub(crate) context: Context,
+    pub(crate) seed: HashSeed,
+    pub(crate) key: RequestKey,
+    pub(crate) outbox: mpsc::Sender<Delivery>,
+}
+
+/// What the other worker handed over.
+struct Brought {
+    here: Blocks,
+    ready: Option<Blocks>,
+    tokens: Vec<TokenId>,
+    computed: usize,
+}
+
+/// Takes it over. Its frames go to the outbox like those of any other request.
+pub(crate) async fn run(arriving: Arriving) {
+    let outbox = arriving.outbox.clone();
+    let brought = tokio::select! {
+        biased;
+        // The client has gone, or stays where it is: the guards give all back.
+        () = outbox.closed() => return,
+        brought = bring(&arriving) => brought,
+    };
+    let outcome = match brought {
+        Ok(brought) => go_on(arriving, brought).await,
+        Err(fault) => Err(fault),
+    };
+    if let Err(fault) = outcome {
+        outbox.try_send(Delivery::Fail(fault)).ok();
+    }
+}
+
+/// Brings its blocks until the other worker has ended it there.
+async fn bring(arriving: &Arriving) -> Result<Brought, Fault> {
+    let Arriving { shared, port, kv, moves, spec, context, .. } = arriving;
+    let known: Arc<[TokenId]> = [&spec.prompt, spec.begun(0).0].concat().into();
+    let hashes = block_hashes(arriving.seed, &known, shared.model.card().block_tokens as usize);
+    let blocks = hashes.len() + EXTRA_BLOCKS;
+    let Room { here, room } =
+        room(port, hashes, &known).await.ok_or_else(|| busy("no room for its blocks".to_owned()))?;
+    let (worker, incarnation) = (moves.worker.clone(), moves.incarnation);
+    let source = KvSource { worker, incarnation, compute: false, blocks: u32::try_from(blocks).unwrap_or(u32::MAX) };
+    let first = here.slots().len();
+    let live = Some(moves.attempt);
+    let job = Pull { mesh: &shared.mesh, kv, source: &source, spec, context, first, blocks, live };
+    let mut last = None;
+    let (ready, end) = pull(&job, room, |heard| {
+        if let Heard::Last { tokens, computed } = heard {
+            last = Some((tokens, computed));
+        }
+    })
+    .await;
+    let Some((tokens, computed)) = last else {
+        return Err(busy(format!("it was not handed over: {}", end.label())));
+    };
+    if end != End::Complete {
+        tracing::info!(request = %context.request, from = %moves.worker, end = end.label(), "computing the rest here");
+    }
+    if !tokens.starts_with(&known) {
+        return Err(Fault::new(FaultKind::Internal, "another request was handed over"));
+    }
+    Ok(Brought { here, ready, tokens, computed })
+}
+
+/// Room for its blocks. When many come at once, those before it give room back as they go on here.
+async fn room(port: &Port, hashes: Vec<BlockHash>, tokens: &Arc<[TokenId]>) -> Option<Room> {
+    let until = Instant::now() + ROOM_MAX;
+    loop {
+        let (reply, answer) = oneshot::channel();
+        let ask = RoomAsk { hashes: hashes.clone(), tokens: tokens.clone(), extra: EXTRA_BLOCKS, reply };
+        port.commands.try_send(Command::Room(Box::new(ask))).ok()?;
+        let room = answer.await.ok()?;
+        if room.is_some() || Instant::now() >= until {
+            return room;
+        }
+        tokio::time::sleep(ROOM_EVERY).await;
+    }
+}
+
+/// Hands it to the engine.
+async fn go_on(arriving: Arriving, brought: Brought) -> Result<(), Fault> {
+    let Arriving { port, spec, context, seed, key, outbox, .. } = arriving;
+    let Brought { here, ready, tokens, computed } = brought;
+    let answered = u32::try_from(tokens.len().saturating_sub(spec.prompt.len())).unwrap_or(u32::MAX);
+    // It holds every frame of a request, and this one.
+    outbox.try_send(Delivery::From(answered)).ok();
+    let (verdict, answer) = oneshot::channel();
+    let submission = Submission {
+        key,
+        hash_seed: seed,
+        answers: vec![AnswerStart { choice: 0, tokens: tokens.into(), answered }],
+        sampling: spec.sampling,
+        stop: spec.stop,
+        logprobs: spec.logprobs,
+        priority: context.priority,
+        outbox,
+        verdict,
+    };
+    let taken = Box::new(TakenOver { submission, here, ready, computed });
+    let starting = || busy("the worker is starting".to_owned());
+    port.commands.try_send(Command::TakeOver(taken)).map_err(|error| match error {
+        TrySendError::Full(_) => busy("too many requests arrive at once".to_owned()),
+        TrySendError::Disconnected(_) => starting(),
+    })?;
+    match answer.await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(match refusal(&error) {
+            // Another worker takes it; the client has been told of no refusal.
+            fault if fault.kind == FaultKind::Overloaded => busy(error.to_string()),
+            fault => fault,
+        }),
+        Err(_) => Err(starting()),
+    }
+}

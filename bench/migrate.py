@@ -1,0 +1,157 @@
+"""Live migration: running streams of one worker node go on at another one, with the real model and real processes.
+
+  python3 bench/migrate.py [--binary target/release/starling] [--model FILE] [--streams 8] [--tokens 700] [--rounds 3]
+
+A front node (gateway and router) and two worker nodes. Each round: the second worker only computes prompts, so that the streams
+answer at the first one; then the two change roles while every stream is in the middle of its answer, and all of them go on at
+the second, as they do when the first is drained. The next round goes back. Every text must be that of the same prompt undisturbed, and no
+token may be computed twice. Prints a line a round: the pause of each stream (the longest gap between two of its pieces
+within two seconds of the change), the usual gap before it, the time until the first worker has nothing left; then the
+percentiles over all streams. Bars: pause p99 60 ms, total 2 s. Nothing but the standard library.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+
+from peer_pull import Stream, prompt, start
+
+MOVED = r'starling_gateway_moved_total\{outcome="moved"\}'
+RECOMPUTED = r"starling_worker_tokens_recomputed_total"
+
+
+def metric(nodes, pattern):
+    total = 0.0
+    for _, facts in nodes:
+        text = urllib.request.urlopen(f"http://{facts['http']}/metrics", timeout=10).read().decode()
+        total += sum(float(line.split()[-1]) for line in text.splitlines() if re.match(pattern, line))
+    return total
+
+
+class Timed(Stream):
+    """A stream that notes when each piece came."""
+
+    def follow(self):
+        self.times = []
+        for line in self.response:
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line[6:]).get("choices", []):
+                    if choice.get("text"):
+                        self.times.append(time.perf_counter())
+                        self.text += choice["text"]
+
+
+class Cluster:
+    def __init__(self, arguments, home):
+        self.binary, self.home = arguments.binary, home
+        model = ["--model", arguments.model] if arguments.model else []
+        front = [self.binary, "up", "--name", "front", "--role", "router,gateway", "--http", "127.0.0.1:0", "--bind", "127.0.0.1:0"]
+        self.nodes = [start(front + ["--data-dir", str(home / "front")], home / "front")]
+        facts = json.dumps({key: value for key, value in self.nodes[0][1].items() if key != "http"})
+        seed = re.search(r"127\.0\.0\.1:\d+", facts).group()
+        for name in ["one", "two"]:
+            join = [self.binary, "join", seed, "--name", name, "--role", "worker", "--http", "127.0.0.1:0", "--log-level", "warn"]
+            join += ["--data-dir", str(home / name), "--key-file", str(home / "front" / "cluster.key"), "--workers", "1"]
+            self.nodes.append(start(join + model, home / name))
+        self.http = self.nodes[0][1]["http"]
+
+    def verb(self, *words):
+        command = [self.binary, *words, "--data-dir", str(self.home / "front")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def role(self, name, role):
+        """Steers new requests: a worker that only computes prompts takes none while another one answers."""
+        self.verb("role", f"{name}/0", role)
+        # The router looks at the directory a few times a second.
+        time.sleep(1)
+
+    def end(self):
+        for node, _ in self.nodes:
+            node.kill()
+            node.wait()
+
+
+def run(cluster, model, texts, arguments, salt):
+    streams = [Timed(cluster.http, model, text, arguments.tokens, salt) for text in texts]
+    threads = [threading.Thread(target=stream.follow) for stream in streams]
+    for thread in threads:
+        thread.start()
+    return streams, threads
+
+
+def round_of(cluster, model, texts, whole, arguments, number):
+    source, target = ("one", "two") if number % 2 == 0 else ("two", "one")
+    cluster.role(source, "both")
+    cluster.role(target, "prefill")
+    before = metric(cluster.nodes, MOVED), metric(cluster.nodes, RECOMPUTED)
+    streams, threads = run(cluster, model, texts, arguments, f"round-{number}")
+    while any(len(getattr(stream, "times", [])) < arguments.tokens // 4 for stream in streams):
+        time.sleep(0.01)
+    running = metric(cluster.nodes[1 + number % 2:2 + number % 2], "starling_worker_sequences_running")
+    cluster.role(target, "both")
+    begun = time.perf_counter()
+    cluster.verb("role", f"{source}/0", "prefill")
+    while metric(cluster.nodes[1 + number % 2:2 + number % 2], "starling_worker_sequences_running") > 0:
+        time.sleep(0.02)
+    total = time.perf_counter() - begun
+    for thread in threads:
+        thread.join()
+    pauses, usual = [], []
+    for stream in streams:
+        gaps = list(zip(stream.times, (b - a for a, b in zip(stream.times, stream.times[1:]))))
+        usual.append(statistics.median(gap for at, gap in gaps if at < begun))
+        pauses.append(max(gap for at, gap in gaps if begun - 0.05 <= at <= begun + max(total, 2)))
+    moved = metric(cluster.nodes, MOVED) - before[0]
+    recomputed = metric(cluster.nodes, RECOMPUTED) - before[1]
+    same = sum(stream.text == text for stream, text in zip(streams, whole))
+    shown = " ".join(f"{1e3 * pause:.0f}" for pause in sorted(pauses))
+    print(f"round {number + 1}, {source} to {target}: {moved:.0f} of {running:.0f} moved, {same} of {len(texts)} texts the same, {recomputed:.0f} tokens "
+          f"recomputed; pauses {shown} ms, usual gap {1e3 * statistics.median(usual):.0f} ms; empty after {total:.2f} s", flush=True)
+    if same != len(texts) or moved != running or recomputed:
+        raise SystemExit("this round is not as it should be")
+    return pauses, total
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", default="target/release/starling")
+    parser.add_argument("--model")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=700)
+    parser.add_argument("--prompt", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    home = pathlib.Path(tempfile.mkdtemp(prefix="migrate-"))
+    cluster = Cluster(arguments, home)
+    try:
+        while cluster.verb("instances").count(" serving ") < 2:
+            time.sleep(0.1)
+        model = json.loads(urllib.request.urlopen(f"http://{cluster.http}/v1/models", timeout=30).read())["data"][0]["id"]
+        texts = [prompt(arguments.prompt, seed) for seed in range(arguments.streams)]
+        streams, threads = run(cluster, model, texts, arguments, "whole")
+        for thread in threads:
+            thread.join()
+        whole = [stream.text for stream in streams]
+        rounds = [round_of(cluster, model, texts, whole, arguments, number) for number in range(arguments.rounds)]
+    finally:
+        cluster.end()
+        shutil.rmtree(home, ignore_errors=True)
+    pauses = sorted(pause for of_round, _ in rounds for pause in of_round)
+    worst = pauses[min(len(pauses) - 1, int(len(pauses) * 0.99))]
+    print(f"pauses of {len(pauses)} streams: p50 {1e3 * statistics.median(pauses):.0f} ms, p99 {1e3 * worst:.0f} ms (bar 60); "
+          f"empty at most after {max(total for _, total in rounds):.2f} s (bar 2)")
+
+
+if __name__ == "__main__":
+    main()
