@@ -52,9 +52,9 @@ fn chat(node: &Node, kind: usize, salt: &str) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_streams_of_a_drained_worker_go_on_at_another_node_and_no_token_is_computed_twice() {
     let cluster = Cluster::new().await;
-    let [front, one, two] = three(&cluster, &[]).await;
-    let model = one.model.clone();
-    let front = Node { model, ..front };
+    let [mut front, one, two] = three(&cluster, &[]).await;
+    front.model.clone_from(&one.model);
+    let front = front;
     let whole = join_all((0..STREAMS).map(async |kind| front.stream(&chat(&front, kind, "whole")).await.rest().await));
     let whole = whole.await;
     // One that computes prompts takes no whole requests; most begin at the other one.

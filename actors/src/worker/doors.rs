@@ -95,7 +95,7 @@ async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Re
     let seed = shared.model.card().hash_seed.scoped(None, request.spec.cache_salt.as_deref());
     let may_move = request.may_move && request.spec.choices == 1 && port.kv.get().is_some();
     let spec = match begin(shared, &port, context, request, (seed, key, &sender))? {
-        Begin::Here(spec) => spec,
+        Begin::Here(spec) => *spec,
         Begin::Apart(task) => {
             // Its number is not known before the engine has it: the router counts it until it should have been reported.
             let reply = accepted(shared, 0)?;
@@ -134,7 +134,7 @@ async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Re
 /// How a request begins.
 enum Begin {
     /// It is computed here from its beginning.
-    Here(GenerateSpec),
+    Here(Box<GenerateSpec>),
     /// Blocks of another worker come first.
     Apart(BoxFuture<'static, ()>),
 }
@@ -161,7 +161,7 @@ fn begin(
             let sourced = Sourced { shared, port, kv, source, spec, context, seed, key, outbox };
             Ok(Begin::Apart(source::run(sourced).boxed()))
         }
-        None => Ok(Begin::Here(spec)),
+        None => Ok(Begin::Here(Box::new(spec))),
     }
 }
 
