@@ -28,3 +28,4 @@ mod net_edge;
 mod rest;
 mod serve;
 mod supervision;
+mod transfer_faults;
