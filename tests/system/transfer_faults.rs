@@ -133,7 +133,10 @@ impl World {
             if status == 200 && after > before {
                 return;
             }
-            assert!(begun.elapsed() < PATIENCE, "no request is split: {status} {answer}\n{}", self.gateway.tail());
+            if begun.elapsed() >= PATIENCE {
+                let rows = self.net.cluster().rows("instances", &self.gateway).await;
+                panic!("no request is split: {status} {answer}\n{rows}\n{}", self.gateway.tail());
+            }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
