@@ -34,7 +34,8 @@ pub(super) fn make(
     context: &Context,
     deadline: Option<Instant>,
 ) -> (StreamTx, StreamRx, Made) {
-    let (inbox, lane) = (Inbox::new(), Lane::new(context, mux.window));
+    // Ids of one side's streams go by two.
+    let (inbox, lane) = (Inbox::one_of_many(stream / 2), Lane::new(context, mux.window));
     let open = OpenGuard::new(context);
     let outlet = Arc::new(Outbound { mux: mux.clone(), stream });
     let feedback = Arc::new(Inbound { mux: mux.clone(), stream });

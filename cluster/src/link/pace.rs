@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 /// Less than this since the last write: the link is busy, and others that can run now will have more to write.
 const BUSY: Duration = Duration::from_micros(30);
-/// Frames are counted over at least this long.
-const COUNTED: Duration = Duration::from_millis(1);
-/// A link that carries this many frames within [`COUNTED`] writes each of them by itself; twice as many are put together
-/// by four, ten times as many by a hundred.
-const ALONE: f64 = 36.0;
+/// Frames are counted over at least this long: longer than the ticks of timers, which let many senders go at once.
+const COUNTED: Duration = Duration::from_millis(4);
+/// Up to so many frames a millisecond, half of what a core can write one by one, each is written by itself; at twice as
+/// many eight are put together, at ten times as many a thousand.
+const ALONE: f64 = 60.0;
 
 /// What a writer remembers of its writes.
 #[derive(Debug)]
@@ -36,9 +36,9 @@ impl Pace {
         let counted = now.saturating_duration_since(self.since);
         if counted >= COUNTED {
             #[allow(clippy::cast_precision_loss)] // counts of a few milliseconds
-            let carried = self.frames as f64 * COUNTED.as_secs_f64() / counted.as_secs_f64();
+            let carried = self.frames as f64 / (counted.as_secs_f64() * 1e3);
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // not below zero; a cut-off bound is one
-            let together = (carried / ALONE).powi(2).round() as usize;
+            let together = (carried / ALONE).powi(3).round() as usize;
             (self.since, self.frames, self.together) = (now, 0, together.max(1));
         }
     }
@@ -67,11 +67,11 @@ mod tests {
 
     #[test]
     fn the_more_a_link_carries_the_more_is_put_together() {
-        let together = [0, 1, 36, 72, 3_600].map(|frames| {
+        let together = [0, 1, 60, 120, 600].map(|frames| {
             let (pace, now) = after(1_000, frames);
             pace.together(now)
         });
-        assert_eq!(together, [1, 1, 1, 4, 10_000]);
+        assert_eq!(together, [1, 1, 1, 8, 1_000]);
     }
 
     #[test]

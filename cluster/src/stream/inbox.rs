@@ -13,6 +13,7 @@ use std::{
 use bytes::Bytes;
 
 use super::{Fault, window::Window};
+use crate::wire::limits;
 
 /// The last word on a direction.
 #[derive(Debug)]
@@ -63,14 +64,26 @@ struct State {
     used: u32,
     /// Of that: taken by the reader and not given back yet.
     taken: u32,
+    /// By how much less than a portion the first giving back is.
+    early: u32,
 }
 
 /// A queue that many frames made large is not kept when it is empty.
 const KEEP_FRAMES: usize = 8;
+/// In so many parts the first giving back is spread over streams: one for each small frame of a portion.
+const PARTS: u32 = limits::STREAM_WINDOW_FRAMES as u32 / 4;
 
 impl Inbox {
     pub(crate) fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// The same for one of many streams that one link carries: each gives back for the first time after another part of
+    /// a portion. Streams that began together and run at one rate would else all do so at the same time.
+    pub(crate) fn one_of_many(number: u32) -> Arc<Self> {
+        let inbox = Self::default();
+        inbox.lock().early = Window::OURS.portion() / PARTS * (number % PARTS);
+        Arc::new(inbox)
     }
 
     /// Takes one frame, in order.
@@ -135,7 +148,11 @@ impl Inbox {
                 state.frames = VecDeque::new();
             }
             // Given back before the sender hears of it, so that what it then sends is within the window.
-            let back = if state.taken >= Window::OURS.portion() { std::mem::take(&mut state.taken) } else { 0 };
+            let enough = state.taken + state.early >= Window::OURS.portion();
+            let back = if enough { std::mem::take(&mut state.taken) } else { 0 };
+            if enough {
+                state.early = 0;
+            }
             state.used -= back;
             return Poll::Ready(Next::Frame(frame, back));
         }
@@ -195,6 +212,24 @@ mod tests {
             assert_eq!(inbox.deliver(Bytes::new()), Delivery::Taken);
         }
         assert_eq!(inbox.deliver(Bytes::new()), Delivery::Over);
+    }
+
+    #[test]
+    fn streams_of_one_link_first_give_back_after_different_numbers_of_frames() {
+        let mut firsts = Vec::new();
+        for number in 0..2 * PARTS {
+            let inbox = Inbox::one_of_many(number);
+            let backs: Vec<u32> = (1..=2 * PARTS)
+                .filter(|_| {
+                    assert_eq!(inbox.deliver(Bytes::new()), Delivery::Taken);
+                    matches!(next(&inbox), Poll::Ready(Next::Frame(_, back)) if back > 0)
+                })
+                .collect();
+            assert_eq!(backs[1] - backs[0], PARTS, "a whole portion from then on");
+            firsts.push(backs[0]);
+        }
+        firsts.sort_unstable();
+        assert_eq!(firsts, (1..=PARTS).flat_map(|n| [n, n]).collect::<Vec<_>>());
     }
 
     #[test]
