@@ -26,7 +26,10 @@ use starling_cluster::{
 use starling_engine::{EngineKind, LoadError, LoadedModel, ModelOptions};
 use starling_gateway::{Backend, GatewayConfig};
 use starling_ids::EndpointName;
-use starling_kv::tier::{DiskOptions, TierOptions};
+use starling_kv::{
+    tier::{DiskOptions, TierOptions},
+    transport::{UcxConfig, Ways},
+};
 use thiserror::Error;
 
 use crate::{
@@ -216,7 +219,9 @@ impl Node {
         let policy = config.policy.clone();
         let tiers = tiers(config, mesh)?;
         let queue = config.queue.clone();
-        let options = NodeOptions { worker, router: config.roles.router, policy, tiers, queue };
+        let ucx = UcxConfig { library: config.ucx_lib.clone(), lanes: None };
+        let ways = Ways { only: config.kv_transport, ucx };
+        let options = NodeOptions { worker, router: config.roles.router, policy, tiers, ways, queue };
         let cast = step("cast", tree::Node::start(mesh, options)).await?;
         let ready = Arc::new(AtomicBool::new(false));
         let http = start_http(config, mesh, &cast, metrics, ready.clone()).await?;

@@ -10,7 +10,8 @@ use std::{
 /// Each crate of the workspace and the crates of the workspace it may name. Benchmarks and tests may use all.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("starling-ids", &[]),
-    ("starling-kv", &["starling-ids"]),
+    ("ucx-sys", &[]),
+    ("starling-kv", &["starling-ids", "ucx-sys"]),
     ("starling-cuda", &["starling-kv"]),
     ("starling-cluster", &["starling-ids"]),
     ("starling-engine", &["starling-ids", "starling-kv"]),

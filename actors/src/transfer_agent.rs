@@ -31,7 +31,7 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use starling_cluster::{mesh::Mesh, supervise::Handle};
 use starling_engine::backend::KvMemory;
 use starling_kv::transport::{
-    Descriptor, Fabric, FabricConfig, GrantToken, HostId, Region, RegionId, Session, TransferError,
+    Descriptor, Fabric, FabricConfig, GrantToken, HostId, Region, RegionId, Session, TransferError, TransportKind, Ways,
 };
 
 pub(crate) use face::KvFace;
@@ -55,6 +55,7 @@ const RATE_PRIOR: f64 = 1e9;
 /// What outlives the agent's restarts.
 pub(crate) struct AgentShared {
     mesh: Mesh,
+    ways: Ways,
     seat: Arc<Seat<AgentFace>>,
     workers: Mutex<Vec<Weak<WorkerShared>>>,
     /// Bits of bytes per second of the last transfers.
@@ -69,9 +70,9 @@ impl std::fmt::Debug for AgentShared {
 }
 
 impl AgentShared {
-    pub(crate) fn new(mesh: &Mesh) -> Arc<Self> {
+    pub(crate) fn new(mesh: &Mesh, ways: Ways) -> Arc<Self> {
         let (seat, workers, handle) = (Arc::default(), Mutex::default(), Handle::new());
-        Arc::new(Self { mesh: mesh.clone(), seat, workers, rate: AtomicU64::new(RATE_PRIOR.to_bits()), handle })
+        Arc::new(Self { mesh: mesh.clone(), ways, seat, workers, rate: AtomicU64::new(RATE_PRIOR.to_bits()), handle })
     }
 
     pub(crate) fn handle(&self) -> &Handle<AgentMsg> {
@@ -188,7 +189,7 @@ impl Actor for TransferAgent {
         myself: ActorRef<AgentMsg>,
         shared: Arc<AgentShared>,
     ) -> Result<AgentState, ActorProcessingErr> {
-        let fabric = start_fabric(&shared.mesh).map_err(|error| format!("no data plane: {error}"))?;
+        let fabric = start_fabric(&shared.mesh, &shared.ways).map_err(|error| format!("no data plane: {error}"))?;
         let face = Arc::new(AgentFace { fabric, regions: Mutex::default(), sessions: Mutex::default() });
         let seated = shared.seat.sit(face.clone());
         // Ends with the actor.
@@ -220,15 +221,27 @@ impl Actor for TransferAgent {
 }
 
 /// The data plane on the address of the mesh, or on all addresses where that one is not this machine's own.
-fn start_fabric(mesh: &Mesh) -> Result<Fabric, TransferError> {
+fn start_fabric(mesh: &Mesh, ways: &Ways) -> Result<Fabric, TransferError> {
     let config = FabricConfig {
         epoch: mesh.incarnation().0,
         advertise: Some(mesh.address().ip()),
+        transports: ways.kinds(mesh.address().ip().is_loopback()),
+        ucx: ways.ucx.clone(),
         ..FabricConfig::new(HostId(rand::random()), GrantToken(rand::random()))
     };
     let listen = SocketAddr::new(mesh.address().ip(), 0);
-    Fabric::start(FabricConfig { listen: Some(listen), ..config.clone() }).or_else(|_| {
+    let asked = config.transports.contains(&TransportKind::Ucx);
+    let fabric = Fabric::start(FabricConfig { listen: Some(listen), ..config.clone() }).or_else(|_| {
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         Fabric::start(FabricConfig { listen: Some(any), ..config })
-    })
+    })?;
+    match fabric.ucx() {
+        Ok(version) => tracing::info!(version, "KV blocks can move through UCX"),
+        Err(reason) if asked && ways.only.is_some() => {
+            tracing::warn!(reason, "no UCX here, and nothing else is allowed")
+        }
+        Err(reason) if asked => tracing::info!(reason, "no UCX here; KV blocks move without it"),
+        Err(_) => {}
+    }
+    Ok(fabric)
 }

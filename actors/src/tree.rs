@@ -28,7 +28,7 @@ use starling_cluster::{
 };
 use starling_engine::LoadedModel;
 use starling_ids::{BlockHash, NodeId, RequestId, WorkerId};
-use starling_kv::tier::TierOptions;
+use starling_kv::{tier::TierOptions, transport::Ways};
 use thiserror::Error;
 
 use crate::{
@@ -74,6 +74,8 @@ pub struct NodeOptions {
     pub policy: PolicyConfig,
     /// Tiers below each worker's device. Of the disk: the folder above those of the workers, and the bytes of each.
     pub tiers: TierOptions,
+    /// How blocks move between processes.
+    pub ways: Ways,
     /// Who waits, and for how long, while every worker is taken.
     pub queue: QueueConfig,
 }
@@ -117,7 +119,7 @@ impl Node {
         let (workers, shard, supervisors) = (Vec::new(), None, Vec::new());
         let mut node = Self { mesh: mesh.clone(), client, workers, shard, supervisors };
         if let Some(role) = options.worker {
-            node.start_workers(role, &options.tiers).await?;
+            node.start_workers(role, &options.tiers, options.ways).await?;
         }
         if let Some(knowledge) = knowledge {
             node.start_router(&view, &knowledge, (options.policy, options.queue)).await?;
@@ -226,11 +228,11 @@ impl Node {
         }
     }
 
-    async fn start_workers(&mut self, role: WorkerRole, tiers: &TierOptions) -> Result<(), NodeError> {
+    async fn start_workers(&mut self, role: WorkerRole, tiers: &TierOptions, ways: Ways) -> Result<(), NodeError> {
         let supervisor = self.mesh.supervisor().child_supervisor("workers", Policy::default()).await?;
         self.supervisors.push(supervisor.clone());
         let bundle = cards::put(&self.mesh, role.model.bundle()).ok_or(NodeError::Bundle)?;
-        let agent = AgentShared::new(&self.mesh);
+        let agent = AgentShared::new(&self.mesh, ways);
         let (handle, shared) = (agent.handle().clone(), agent.clone());
         let make = move || (TransferAgent, shared.clone());
         supervisor.add(child("transfer", "transfer-agent", Restart::Permanent, &handle, make)).await?;

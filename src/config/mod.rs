@@ -13,6 +13,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration}
 use starling_actors::route::{policy::PolicyConfig, queue::QueueConfig, split::Role};
 use starling_engine::{Activations, EngineKind, KernelChoice};
 use starling_ids::{ModelId, NodeId};
+use starling_kv::transport::TransportKind;
 use thiserror::Error;
 
 pub use layers::{Layered, Source, Value};
@@ -122,6 +123,10 @@ pub struct Config {
     pub kv_disk: Option<PathBuf>,
     /// Bytes of blocks of each worker in it.
     pub kv_disk_size: u64,
+    /// The only way of blocks between processes; `None` keeps the fastest.
+    pub kv_transport: Option<TransportKind>,
+    /// The UCX to load instead of the system's.
+    pub ucx_lib: Option<PathBuf>,
     /// Sequences decoded together by one worker, 1 to 1024.
     pub sequences_max: u32,
     /// Sequences waiting at one worker, 1 to 65,536.
@@ -201,6 +206,8 @@ impl Config {
             kv_host: read.bytes("kv-host", 0..=1 << 50)?,
             kv_disk: read.path("kv-disk")?,
             kv_disk_size: read.bytes("kv-disk-size", 1 << 20..=1 << 50)?,
+            kv_transport: read.transport()?,
+            ucx_lib: read.path("ucx-lib")?,
             sequences_max: narrow(read.number("sequences-max", 1..=1024)?),
             waiting_max: narrow(read.number("waiting-max", 1..=65_536)?),
             batch_tokens_max: narrow(read.number("batch-tokens-max", 16..=65_536)?),
@@ -322,7 +329,10 @@ mod tests {
         let config = typed(false, &flags).unwrap();
         assert_eq!((config.kv_host, config.kv_disk_size), (2 << 30, 100 << 20));
         assert_eq!(config.kv_disk, Some(PathBuf::from("/tmp/x")));
+        let config = typed(false, &[("engine", "simulated"), ("kv-transport", "ucx")]).unwrap();
+        assert_eq!(config.kv_transport, Some(TransportKind::Ucx));
         let config = typed(false, &[("engine", "simulated"), ("kv-host", "4096")]).unwrap();
+        assert_eq!(config.kv_transport, None);
         assert_eq!((config.kv_host, config.kv_disk), (4_096, None));
     }
 
@@ -341,6 +351,7 @@ mod tests {
             ("kv-host", "2GB"),
             ("kv-disk-size", "1000"),
             ("kv-disk-size", "99999999TiB"),
+            ("kv-transport", "mem"),
             ("name", "Not A Name"),
             ("seeds", "host-without-port"),
             ("label", "=north"),

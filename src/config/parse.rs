@@ -15,6 +15,7 @@ use starling_actors::route::{
 };
 use starling_cluster::{discovery::LABEL_MAX, membership::Seeds};
 use starling_engine::{Activations, EngineKind, KernelChoice};
+use starling_kv::transport::TransportKind;
 
 /// Reads typed values out of the layers.
 pub(super) struct Reader<'a>(pub(super) &'a Layered);
@@ -128,6 +129,17 @@ impl Reader<'_> {
         };
         let labels: Option<BTreeMap<String, String>> = pairs.map(pair).collect();
         labels.filter(|labels| labels.len() <= 64).ok_or_else(|| self.wrong("label"))
+    }
+
+    /// How KV blocks move between processes; `None` for the fastest.
+    pub(super) fn transport(&self) -> Result<Option<TransportKind>, ConfigError> {
+        match self.value("kv-transport").map(|v| v.text.trim()) {
+            Some("auto") => Ok(None),
+            Some("shm") => Ok(Some(TransportKind::Shm)),
+            Some("ucx") => Ok(Some(TransportKind::Ucx)),
+            Some("tcp") => Ok(Some(TransportKind::Tcp)),
+            _ => Err(self.wrong("kv-transport")),
+        }
     }
 
     /// Who waits at the router.

@@ -1,7 +1,7 @@
 //! What a host tells a peer so that the peer can reach its memory.
 //!
 //! Called at a link's handshake: it travels over the authenticated link and nowhere else, because its door token opens
-//! data connections. Pure. Bounds: a few hundred bytes.
+//! data connections and its UCX keys open memory. Pure. Bounds: about a kilobyte.
 
 use std::{fmt, net::SocketAddr};
 
@@ -67,7 +67,8 @@ impl fmt::Display for TransportKind {
 pub struct Offer {
     /// The way.
     pub kind: TransportKind,
-    /// What this way calls an address: a socket address for `tcp` and `ucx`, a name for `shm`, empty for `mem`.
+    /// What this way calls an address: a socket address for `tcp`, a name for `shm`, empty for `mem`,
+    /// and for `ucx` all that its peers need, keys included.
     pub address: String,
 }
 

@@ -6,16 +6,16 @@ use std::{
     fs,
     net::{IpAddr, SocketAddr, TcpListener},
     sync::Arc,
-    time::Duration,
 };
 
 use super::{
     Transport,
-    batch::{Batch, Direction, Page, RegionId},
+    batch::RegionId,
+    choice,
     descriptor::{Descriptor, HostId, TransportKind, VERSION},
     error::{Refusal, TransferError},
     grant::{GrantToken, Grants},
-    host::{Host, PROBE, PROBE_BYTES},
+    host::Host,
     mem::Mem,
     region::Region,
     serve,
@@ -23,10 +23,8 @@ use super::{
     shm::Shm,
     sockets,
     tcp::Tcp,
+    ucx::{Ucx, UcxConfig},
 };
-
-/// The longest that a probe of one transport takes.
-pub const PROBE_LIMIT: Duration = Duration::from_millis(500);
 
 /// What a data plane needs to know.
 #[derive(Debug, Clone)]
@@ -43,6 +41,8 @@ pub struct FabricConfig {
     pub advertise: Option<IpAddr>,
     /// The transports to use, as far as this machine has them.
     pub transports: Vec<TransportKind>,
+    /// Which UCX, if `transports` names it.
+    pub ucx: UcxConfig,
 }
 
 impl FabricConfig {
@@ -51,7 +51,7 @@ impl FabricConfig {
     pub fn new(host: HostId, door: GrantToken) -> Self {
         let listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         let transports = vec![TransportKind::Mem, TransportKind::Shm, TransportKind::Ucx, TransportKind::Tcp];
-        Self { host, door, epoch: 0, listen, advertise: None, transports }
+        Self { host, door, epoch: 0, listen, advertise: None, transports, ucx: UcxConfig::default() }
     }
 }
 
@@ -62,6 +62,7 @@ pub struct Fabric {
     epoch: u64,
     machine: String,
     transports: Vec<Box<dyn Transport>>,
+    ucx: Result<String, String>,
 }
 
 /// Names this boot of this machine; empty when it cannot be told.
@@ -84,18 +85,31 @@ impl Fabric {
         if wants(TransportKind::Shm) {
             transports.push(Box::new(Shm::new(host.id, &machine)));
         }
-        let tcp = config.listen.filter(|_| wants(TransportKind::Tcp)).map(TcpListener::bind).transpose()?;
+        let dialled = wants(TransportKind::Tcp) || wants(TransportKind::Ucx);
+        let tcp = config.listen.filter(|_| dialled).map(TcpListener::bind).transpose()?;
         if let Some(listener) = &tcp {
             listener.set_nonblocking(true)?;
         }
+        let advertised = tcp.as_ref().and_then(|listener| serve::advertised(listener, config.advertise));
+        let (mut lanes, mut ucx) = (None, Err("not asked for".to_owned()));
+        if let Some(control) = advertised.filter(|_| wants(TransportKind::Ucx)) {
+            ucx = match Ucx::start(&host, &config.ucx, control) {
+                Ok(started) => {
+                    lanes = Some(started.lanes());
+                    let version = started.version();
+                    transports.push(Box::new(started));
+                    Ok(version)
+                }
+                Err(error) => Err(error.to_string()),
+            };
+        }
         if wants(TransportKind::Tcp) {
-            let advertised = tcp.as_ref().and_then(|listener| serve::advertised(listener, config.advertise));
             transports.push(Box::new(Tcp { advertised }));
         }
         if tcp.is_some() || local.is_some() {
-            serve::start(&host, tcp, local, Arc::new(serve::NoExtra))?;
+            serve::start(&host, tcp, local, lanes)?;
         }
-        Ok(Self { host, epoch: config.epoch, machine, transports })
+        Ok(Self { host, epoch: config.epoch, machine, transports, ucx })
     }
 
     /// Who this is.
@@ -114,6 +128,11 @@ impl Fabric {
     #[must_use]
     pub fn kinds(&self) -> Vec<TransportKind> {
         self.transports.iter().map(|transport| transport.kind()).collect()
+    }
+
+    /// The version of the UCX in use, or in one line why there is none.
+    pub fn ucx(&self) -> Result<&str, &str> {
+        self.ucx.as_deref().map_err(String::as_str)
     }
 
     /// Makes a region known to peers. Without a grant they can do nothing with it.
@@ -148,29 +167,11 @@ impl Fabric {
         transport.ok_or_else(|| TransferError::Unsupported(format!("no transport {kind} here")))?.connect(peer)
     }
 
-    /// A session over the best transport that both sides have and that moves the probe's megabyte. Blocks, at most
-    /// [`PROBE_LIMIT`] for each transport.
+    /// A session over the fastest of the transports that both sides have, measured now. Blocks, at most
+    /// [`super::PROBE_LIMIT`] for each transport.
     pub fn choose(&self, peer: &Descriptor) -> Result<Session, TransferError> {
-        let mut last = TransferError::Unreachable("no transport in common".to_owned());
-        for kind in [TransportKind::Mem, TransportKind::Shm, TransportKind::Ucx, TransportKind::Tcp] {
-            let possible = peer.address(kind).is_some() && self.kinds().contains(&kind);
-            if !possible || (kind == TransportKind::Mem && Host::find(peer.host).is_none()) {
-                continue;
-            }
-            match self.connect(peer, kind).and_then(|session| probe(&session, peer).map(|()| session)) {
-                Ok(session) => return Ok(session),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        choice::choose(self, peer)
     }
-}
-
-/// Reads the peer's probe region once: the connection is made, and the first bandwidth is known.
-fn probe(session: &Session, peer: &Descriptor) -> Result<(), TransferError> {
-    let local = Region::private(PROBE_BYTES)?;
-    let pages = vec![Page { local: 0, remote: 0, len: PROBE_BYTES as u32 }];
-    session.post(Batch::new(Direction::Pull, &local, PROBE, pages, peer.door).within(PROBE_LIMIT)).wait().map(drop)
 }
 
 impl Drop for Fabric {

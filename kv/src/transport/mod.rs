@@ -22,6 +22,7 @@
 //! grant names if its own code were hostile; `tcp` gives nothing beyond the grant. See each transport.
 
 mod batch;
+mod choice;
 mod copy;
 mod descriptor;
 mod error;
@@ -40,14 +41,16 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod ucx;
 mod wait;
 
 use std::fmt;
 
 pub use batch::{Batch, Checksums, Direction, Hold, PAGE_BYTES_MAX, PAGES_MAX, Page, RegionId, fold, page_sum};
+pub use choice::{PROBE_LIMIT, Ways};
 pub use descriptor::{Descriptor, HostId, Offer, TransportKind, VERSION};
 pub use error::{Refusal, TransferError};
-pub use fabric::{Fabric, FabricConfig, PROBE_LIMIT};
+pub use fabric::{Fabric, FabricConfig};
 pub use grant::{GRANTS_MAX, Grant, GrantToken, Grants};
 pub use host::{PROBE, PROBE_BYTES, REGIONS_MAX};
 pub use mem::Mem;
@@ -57,6 +60,7 @@ pub use session::{QUEUE, Session};
 pub use shm::Shm;
 pub use tcp::Tcp;
 pub use transfer::{Done, Transfer};
+pub use ucx::{Ucx, UcxConfig};
 
 /// One way to move bytes.
 pub trait Transport: fmt::Debug + Send + Sync {

@@ -37,10 +37,10 @@ pub(crate) enum Op {
     BeginPull = 5,
     /// I write these pages myself; tell me whether I may.
     BeginPush = 6,
-    /// I have done so; tell me whether the lease still ran.
+    /// I have done so; tell me whether the lease still ran and whether what I wrote is what I promised.
     End = 7,
-    /// Tell me where your UCX worker is and the region's key.
-    Ucx = 8,
+    /// Open a way for operations of my own and tell me its address.
+    Lane = 8,
     /// I am still at the pages of my begin; tell me how long the lease runs.
     Still = 9,
 }
@@ -55,7 +55,7 @@ impl Op {
             Self::BeginPull,
             Self::BeginPush,
             Self::End,
-            Self::Ucx,
+            Self::Lane,
             Self::Still,
         ]
         .into_iter()

@@ -8,7 +8,7 @@
 use std::{
     net::{SocketAddr, TcpListener},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixListener,
     },
     sync::{
@@ -22,11 +22,12 @@ use std::{
 use rustix::event::PollFlags;
 
 use super::{
-    batch::{Direction, RegionId},
+    batch::{Checksums, Direction},
     error::{Refusal, TransferError},
     grant::{Ask, Use},
-    host::Host,
+    host::{Host, Serving},
     proto::{ANSWER, HEADER, Header, Op, Request, answer},
+    region::Region,
     sockets,
     stream::{Intake, cut, drain, send_segment},
     wait::{receive, send, wait_any},
@@ -41,18 +42,39 @@ const REST: Duration = Duration::from_secs(5);
 /// The longest operation.
 const LIMIT_MAX: Duration = Duration::from_secs(600);
 
-/// What else a host serves on its connections.
-pub(crate) trait Extra: Send + Sync + 'static {
-    /// The UCX worker's address and the region's key, as one blob.
-    fn ucx(&self, region: RegionId) -> Option<Vec<u8>>;
+/// What makes one-sided operations possible on a connection.
+pub(crate) trait Lanes: Send + Sync + 'static {
+    /// An end for one peer, to be driven by the thread that asked for it.
+    fn open(self: Arc<Self>) -> Result<Box<dyn Lane>, TransferError>;
 }
 
-/// A host that runs no UCX.
-pub(crate) struct NoExtra;
+/// One peer's way into this process. When it is dropped, nothing that the peer asked for happens any more.
+pub(crate) trait Lane {
+    /// Where the peer's operations are to go.
+    fn address(&self) -> &[u8];
 
-impl Extra for NoExtra {
-    fn ucx(&self, _: RegionId) -> Option<Vec<u8>> {
-        None
+    /// Lets the peer's operations happen until a message has come on the connection.
+    fn until_readable(&self, fd: BorrowedFd<'_>, bounds: &Serving<'_>) -> Result<(), TransferError>;
+}
+
+/// A transfer that the peer does by itself.
+struct Begun {
+    granted: Use,
+    /// What is compared at its end: a push with checksums.
+    promised: Option<(Region, Request)>,
+}
+
+impl Begun {
+    /// Its outcome, as far as this side can tell.
+    fn end(&self) -> Result<(), TransferError> {
+        self.granted.alive(Instant::now())?;
+        if let Some((region, request)) = &self.promised {
+            let mut intake = Intake::new(region, &request.pages, &request.checksums);
+            cut(&request.pages).try_for_each(|segment| intake.compare(&segment).map(drop))?;
+            // Comparing takes a moment.
+            self.granted.alive(Instant::now())?;
+        }
+        Ok(())
     }
 }
 
@@ -61,14 +83,14 @@ pub(crate) fn start(
     host: &Arc<Host>,
     tcp: Option<TcpListener>,
     local: Option<UnixListener>,
-    extra: Arc<dyn Extra>,
+    lanes: Option<Arc<dyn Lanes>>,
 ) -> Result<(), TransferError> {
     let host = Arc::clone(host);
-    thread::Builder::new().name("kv-accept".to_owned()).spawn(move || accept(&host, &tcp, &local, &extra))?;
+    thread::Builder::new().name("kv-accept".to_owned()).spawn(move || accept(&host, &tcp, &local, &lanes))?;
     Ok(())
 }
 
-fn accept(host: &Arc<Host>, tcp: &Option<TcpListener>, local: &Option<UnixListener>, extra: &Arc<dyn Extra>) {
+fn accept(host: &Arc<Host>, tcp: &Option<TcpListener>, local: &Option<UnixListener>, lanes: &Option<Arc<dyn Lanes>>) {
     let open = Arc::new(AtomicUsize::new(0));
     let listeners: Vec<_> = tcp.iter().map(AsFd::as_fd).chain(local.iter().map(AsFd::as_fd)).collect();
     while wait_any(&listeners, PollFlags::IN, &host.stop.bounds(None)).is_ok() {
@@ -78,7 +100,7 @@ fn accept(host: &Arc<Host>, tcp: &Option<TcpListener>, local: &Option<UnixListen
             let tuned = sockets::tune(socket.as_fd());
             if tuned.is_ok() {
                 admit(
-                    Connection { host: Arc::clone(host), fd: socket.into(), local: false, extra: extra.clone() },
+                    Connection { host: Arc::clone(host), fd: socket.into(), local: false, lanes: lanes.clone() },
                     &open,
                 );
             }
@@ -88,7 +110,7 @@ fn accept(host: &Arc<Host>, tcp: &Option<TcpListener>, local: &Option<UnixListen
             && sockets::same_user(socket.as_fd())
             && socket.set_nonblocking(true).is_ok()
         {
-            admit(Connection { host: Arc::clone(host), fd: socket.into(), local: true, extra: extra.clone() }, &open);
+            admit(Connection { host: Arc::clone(host), fd: socket.into(), local: true, lanes: lanes.clone() }, &open);
         }
     }
 }
@@ -115,30 +137,54 @@ struct Connection {
     fd: OwnedFd,
     /// Whether it is a local socket, which can carry descriptors.
     local: bool,
-    extra: Arc<dyn Extra>,
+    lanes: Option<Arc<dyn Lanes>>,
 }
 
 impl Connection {
     fn serve(&self) -> Result<(), TransferError> {
         let mut patience = Some(FIRST_WORD);
         // The grant in use while the peer moves bytes itself.
-        let mut begun: Option<Use> = None;
+        let mut begun: Option<Begun> = None;
+        // Dropped before `begun`: the peer's last writes must not meet pages that were given to others.
+        let mut lane: Option<Box<dyn Lane>> = None;
         loop {
-            let request = match self.read(patience) {
-                Ok(request) => request,
-                Err(error) => {
-                    if let TransferError::Refused(_) = error {
-                        self.answer(Err(&error), 0)?;
-                    }
-                    return Err(error);
-                }
-            };
-            self.perform(&request, &mut begun)?;
+            if let Some(lane) = &lane {
+                lane.until_readable(self.fd.as_fd(), &self.host.stop.bounds(None))?;
+            }
+            let request = self.read(patience)?;
+            match request.op {
+                Op::Lane => self.open(&request, &mut lane)?,
+                _ => self.perform(request, &mut begun)?,
+            }
             patience = None;
         }
     }
 
+    fn open(&self, request: &Request, lane: &mut Option<Box<dyn Lane>>) -> Result<(), TransferError> {
+        if let Err(refusal) = self.host.admit(ask(request), &request.pages) {
+            return self.refuse(refusal);
+        }
+        let Some(lanes) = self.lanes.clone() else { return self.refuse(Refusal::NotOffered) };
+        let opened = match lanes.open() {
+            Ok(opened) => lane.insert(opened),
+            Err(error) => {
+                tracing::warn!(%error, "a peer's way into this process");
+                return self.refuse(Refusal::Busy);
+            }
+        };
+        self.answer(Ok(()), opened.address().len() as u32)?;
+        send(self.fd.as_fd(), opened.address(), &self.host.stop.bounds(Some(REST)))
+    }
+
     fn read(&self, patience: Option<Duration>) -> Result<Request, TransferError> {
+        let read = self.receive(patience);
+        if let Err(error @ TransferError::Refused(_)) = &read {
+            self.answer(Err(error), 0)?;
+        }
+        read
+    }
+
+    fn receive(&self, patience: Option<Duration>) -> Result<Request, TransferError> {
         let mut header = [0; HEADER];
         receive(self.fd.as_fd(), &mut header, &self.host.stop.bounds(patience))?;
         let header = Header::decode(&header)?;
@@ -157,34 +203,39 @@ impl Connection {
         if refusal == Refusal::UnknownGrant { Err(refusal.into()) } else { Ok(()) }
     }
 
-    fn perform(&self, request: &Request, begun: &mut Option<Use>) -> Result<(), TransferError> {
+    fn perform(&self, request: Request, begun: &mut Option<Begun>) -> Result<(), TransferError> {
         match request.op {
-            Op::Pull => self.pull(request),
-            Op::Push => self.push(request),
-            Op::Map | Op::MapWritable => self.map(request),
-            Op::BeginPull | Op::BeginPush => {
-                let granted = match self.host.admit(ask(request), &request.pages) {
-                    Ok((_, granted)) => begun.insert(granted),
-                    Err(refusal) => return self.refuse(refusal),
-                };
-                self.answer(Ok(()), left_ms(granted))
-            }
+            Op::Pull => self.pull(&request),
+            Op::Push => self.push(&request),
+            Op::Map | Op::MapWritable => self.map(&request),
+            Op::BeginPull | Op::BeginPush => self.begin(request, begun),
             Op::Still => {
-                let granted = begun.as_ref().ok_or(TransferError::Refused(Refusal::Malformed))?;
+                let Begun { granted, .. } = begun.as_ref().ok_or(TransferError::Refused(Refusal::Malformed))?;
                 match granted.alive(Instant::now()) {
                     Ok(()) => self.answer(Ok(()), left_ms(granted)),
                     Err(refusal) => self.answer(Err(&refusal.into()), 0),
                 }
             }
             Op::End => {
-                let granted = begun.take().ok_or(TransferError::Refused(Refusal::Malformed))?;
-                match granted.alive(Instant::now()) {
-                    Ok(()) => self.answer(Ok(()), 0),
-                    Err(refusal) => self.answer(Err(&refusal.into()), 0),
-                }
+                let begun = begun.take().ok_or(TransferError::Refused(Refusal::Malformed))?;
+                let outcome = begun.end();
+                drop(begun);
+                self.answer(outcome.as_ref().copied(), 0)
             }
-            Op::Ucx => self.ucx(request),
+            Op::Lane => Err(Refusal::Malformed.into()),
         }
+    }
+
+    fn begin(&self, request: Request, begun: &mut Option<Begun>) -> Result<(), TransferError> {
+        let (region, granted) = match self.host.admit(ask(&request), &request.pages) {
+            Ok(admitted) => admitted,
+            Err(refusal) => return self.refuse(refusal),
+        };
+        let push = request.op == Op::BeginPush;
+        let promised = (push && request.checksums != Checksums::None).then_some((region, request));
+        let left = left_ms(&granted);
+        *begun = Some(Begun { granted, promised });
+        self.answer(Ok(()), left)
     }
 
     fn pull(&self, request: &Request) -> Result<(), TransferError> {
@@ -252,26 +303,13 @@ impl Connection {
             &self.host.stop.bounds(Some(REST)),
         )
     }
-
-    fn ucx(&self, request: &Request) -> Result<(), TransferError> {
-        if let Err(refusal) = self.host.admit(ask(request), &request.pages) {
-            return self.refuse(refusal);
-        }
-        let Some(blob) = self.extra.ucx(request.region) else { return self.refuse(Refusal::NotOffered) };
-        self.answer(Ok(()), blob.len() as u32)?;
-        send(self.fd.as_fd(), &blob, &self.host.stop.bounds(Some(REST)))
-    }
 }
 
 fn ask(request: &Request) -> Ask {
     let push = matches!(request.op, Op::Push | Op::BeginPush | Op::MapWritable);
-    let push = push || (request.op == Op::Ucx && request.limit_ms == UCX_PUSH);
     let direction = if push { Direction::Push } else { Direction::Pull };
     Ask { token: request.token, direction, region: request.region }
 }
-
-/// In a request for a UCX key, the time limit says for which direction it is wanted.
-pub(crate) const UCX_PUSH: u32 = 1;
 
 /// The rest of a lease, ms, rounded up so that the peer does not ask for nothing.
 fn left_ms(granted: &Use) -> u32 {

@@ -29,7 +29,7 @@ pub const QUEUE: usize = 64;
 const TELLING_BYTES: u64 = 256 << 10;
 
 /// Moves the bytes of one batch after another. After an error it must be able to take the next batch.
-pub(crate) trait Wire: Send + 'static {
+pub(crate) trait Wire: 'static {
     /// Moves one batch that fits its local region. On return nothing touches its pages any more.
     fn run(&mut self, batch: &Batch, progress: &Progress) -> Result<(), TransferError>;
 }
@@ -79,7 +79,16 @@ pub struct Session {
 
 impl Session {
     /// Starts the thread around a wire.
-    pub(crate) fn start(kind: TransportKind, peer: HostId, wire: impl Wire) -> Result<Self, TransferError> {
+    pub(crate) fn start(kind: TransportKind, peer: HostId, wire: impl Wire + Send) -> Result<Self, TransferError> {
+        Self::start_on(kind, peer, || wire)
+    }
+
+    /// Starts the thread, which makes its wire itself: for one that may not leave its thread.
+    pub(crate) fn start_on<W: Wire>(
+        kind: TransportKind,
+        peer: HostId,
+        wire: impl FnOnce() -> W + Send + 'static,
+    ) -> Result<Self, TransferError> {
         let (jobs, queue) = sync_channel(QUEUE);
         let (closing, current) = (AtomicBool::new(false), Mutex::new(None));
         let shared = Shared { kick: Arc::new(Kick::new()?), closing, current, bandwidth: Bandwidth::default() };
@@ -87,7 +96,7 @@ impl Session {
         let thread = thread::Builder::new().name(format!("kv-{kind}"));
         let theirs = Arc::clone(&shared);
         // Not joined: it ends with its queue, and a batch's hold says when its pages are quiet.
-        thread.spawn(move || work(wire, &queue, &theirs))?;
+        thread.spawn(move || work(wire(), &queue, &theirs))?;
         Ok(Self { kind, peer, jobs, shared })
     }
 

@@ -86,7 +86,7 @@ impl Wire for ShmWire {
         };
         // A socket that goes with an error tells the owner that nobody touches the pages any more.
         let remote = self.map(&socket, batch, progress)?;
-        let mut begun = Begun::ask(&socket, batch, progress)?;
+        let mut begun = Begun::ask(&socket, batch, Checksums::None, progress)?;
         copy_pages(batch, &remote, progress, || begun.look())?;
         begun.end()?;
         self.socket = Some(socket);
@@ -123,13 +123,18 @@ pub(crate) struct Begun<'a> {
 }
 
 impl<'a> Begun<'a> {
-    /// Asks the owner's gate.
-    pub(crate) fn ask(socket: &'a OwnedFd, batch: &'a Batch, progress: &'a Progress) -> Result<Self, TransferError> {
+    /// Asks the owner's gate. `promised` is what the owner shall compare at the end.
+    pub(crate) fn ask(
+        socket: &'a OwnedFd,
+        batch: &'a Batch,
+        promised: Checksums,
+        progress: &'a Progress,
+    ) -> Result<Self, TransferError> {
         let op = match batch.direction {
             Direction::Pull => Op::BeginPull,
             Direction::Push => Op::BeginPush,
         };
-        let ask = Request { checksums: Checksums::None, ..request(op, batch, progress.until()) };
+        let ask = Request { checksums: promised, ..request(op, batch, progress.until()) };
         send(socket.as_fd(), &ask.encode(), progress)?;
         let lease = after(answered(socket, progress)?);
         Ok(Self { socket, batch, progress, lease })
@@ -146,7 +151,7 @@ impl<'a> Begun<'a> {
         Ok(())
     }
 
-    /// Tells the owner that the pages are quiet, and asks whether the lease still ran.
+    /// Tells the owner that the pages are quiet, and asks whether the lease still ran and the promise was kept.
     pub(crate) fn end(self) -> Result<(), TransferError> {
         self.say(Op::End).map(drop)
     }

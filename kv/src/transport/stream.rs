@@ -95,7 +95,8 @@ impl<'a> Intake<'a> {
         self.compare(segment)
     }
 
-    fn compare(&mut self, segment: &Segment) -> Result<usize, TransferError> {
+    /// Takes a segment that lies in place and says how many pages, from the first on, are good by now.
+    pub(crate) fn compare(&mut self, segment: &Segment) -> Result<usize, TransferError> {
         if segment.skip == 0 && segment.ends_page {
             for page in segment.pages.clone() {
                 let (at, len) = self.pages[page];

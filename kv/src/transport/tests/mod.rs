@@ -12,7 +12,7 @@ use std::{
 
 use rustix::process::Signal;
 
-use self::peer::{Peer, REGION_BYTES, fabric, pattern, token};
+use self::peer::{Peer, REGION_BYTES, Way, fabric, fabric_for, pattern, token};
 use super::*;
 
 const PAGE: usize = 16 << 10;
@@ -37,6 +37,7 @@ fn endless(local: &Region, descriptor: &Descriptor, direction: Direction, grant:
 }
 
 struct Bench {
+    way: Way,
     fabric: Fabric,
     peer: Peer,
     session: Session,
@@ -44,11 +45,13 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(kind: TransportKind) -> Self {
-        let (fabric, peer) = (fabric(1), Peer::start());
-        let session = fabric.connect(&peer.descriptor, kind).expect("a session");
+    /// `None` where this machine has no such transport.
+    fn new(way: Way) -> Option<Self> {
+        let fabric = fabric_for(1, way)?;
+        let peer = Peer::start(way);
+        let session = fabric.connect(&peer.descriptor, way.kind).expect("a session");
         let local = Region::shared("local", REGION_BYTES).expect("memory");
-        Self { fabric, peer, session, local }
+        Some(Self { way, fabric, peer, session, local })
     }
 
     fn batch(&self, direction: Direction, pages: Vec<Page>, grant: u8) -> Batch {
@@ -66,8 +69,8 @@ impl Bench {
     }
 }
 
-fn round_trip(kind: TransportKind) {
-    let mut bench = Bench::new(kind);
+fn round_trip(way: Way) {
+    let Some(mut bench) = Bench::new(way) else { return };
     bench.peer.grant("pull", 1, 0..REGION_BYTES, LONG);
     bench.peer.grant("push", 2, 0..REGION_BYTES, LONG);
     let there = pattern(7, REGION_BYTES);
@@ -102,11 +105,11 @@ fn round_trip(kind: TransportKind) {
         assert_eq!(sum, page_sum(&new[at..at + page.len as usize]).to_string());
     }
     bench.peer.unused(&[1, 2]);
-    assert_eq!(bench.fabric.kinds().iter().filter(|have| **have == kind).count(), 1);
+    assert_eq!(bench.fabric.kinds().iter().filter(|have| **have == way.kind).count(), 1);
 }
 
-fn refusals(kind: TransportKind) {
-    let mut bench = Bench::new(kind);
+fn refusals(way: Way) {
+    let Some(mut bench) = Bench::new(way) else { return };
     bench.peer.grant("pull", 1, 0..REGION_BYTES, LONG);
     bench.peer.grant("pull", 3, PAGE..4 * PAGE, LONG);
     bench.peer.grant("pull", 4, 0..REGION_BYTES, 0);
@@ -140,8 +143,8 @@ fn refusals(kind: TransportKind) {
     assert_eq!(outcome, Err(TransferError::Refused(Refusal::UnknownGrant)));
 }
 
-fn flipped(kind: TransportKind) {
-    let mut bench = Bench::new(kind);
+fn flipped(way: Way) {
+    let Some(mut bench) = Bench::new(way) else { return };
     bench.peer.grant("pull", 1, 0..REGION_BYTES, LONG);
     bench.peer.grant("push", 2, 0..REGION_BYTES, LONG);
     let pages = scattered(100);
@@ -171,8 +174,8 @@ fn running(transfer: &Transfer) {
     }
 }
 
-fn killed(kind: TransportKind, direction: Direction) {
-    let mut bench = Bench::new(kind);
+fn killed(way: Way, direction: Direction) {
+    let Some(mut bench) = Bench::new(way) else { return };
     let (word, grant) = if direction == Direction::Pull { ("pull", 1) } else { ("push", 2) };
     bench.peer.grant(word, grant, 0..REGION_BYTES, LONG);
     let transfer = bench.session.post(endless(&bench.local, &bench.peer.descriptor, direction, token(grant)));
@@ -186,14 +189,25 @@ fn killed(kind: TransportKind, direction: Direction) {
     let after = bench.session.post(bench.batch(Direction::Pull, scattered(1), 1)).wait();
     assert!(matches!(after, Err(TransferError::PeerGone | TransferError::Unreachable(_))), "{after:?}");
     // A peer that comes back has another host id, another region and other grants.
-    bench.peer = Peer::start();
-    bench.session = bench.fabric.connect(&bench.peer.descriptor, kind).expect("a session");
+    bench.peer = Peer::start(bench.way);
+    bench.session = bench.fabric.connect(&bench.peer.descriptor, way.kind).expect("a session");
     bench.peer.grant("pull", 1, 0..REGION_BYTES, LONG);
     bench.pulls();
 }
 
-fn frozen(kind: TransportKind) {
-    let mut bench = Bench::new(kind);
+/// The other side of it: whoever takes may die in the middle, and the owner serves on.
+fn outlasted(way: Way) {
+    let Some(mut bench) = Bench::new(way) else { return };
+    bench.peer.grant("pull", 1, 0..REGION_BYTES, LONG);
+    for _ in 0..3 {
+        peer::kill_a_taker(way, &bench.peer.descriptor);
+        bench.pulls();
+    }
+    bench.peer.unused(&[1]);
+}
+
+fn frozen(way: Way) {
+    let Some(mut bench) = Bench::new(way) else { return };
     bench.peer.grant("pull", 1, 0..REGION_BYTES, LONG);
     bench.pulls();
     bench.peer.freeze();
@@ -203,8 +217,8 @@ fn frozen(kind: TransportKind) {
     bench.pulls();
 }
 
-fn cancelled(kind: TransportKind) {
-    let mut bench = Bench::new(kind);
+fn cancelled(way: Way) {
+    let Some(mut bench) = Bench::new(way) else { return };
     bench.peer.grant("pull", 1, 0..REGION_BYTES, LONG);
     bench.peer.grant("push", 2, 0..REGION_BYTES, LONG);
     for (direction, grant) in [(Direction::Pull, 1), (Direction::Push, 2)] {
@@ -237,8 +251,8 @@ fn cancelled(kind: TransportKind) {
 }
 
 /// XFR-03: a lease that ends while the transfer runs.
-fn outlived(kind: TransportKind, direction: Direction) {
-    let mut bench = Bench::new(kind);
+fn outlived(way: Way, direction: Direction) {
+    let Some(mut bench) = Bench::new(way) else { return };
     let word = if direction == Direction::Pull { "pull" } else { "push" };
     bench.peer.grant("pull", 1, 0..REGION_BYTES, LONG);
     bench.peer.grant(word, 5, 0..REGION_BYTES, 150);
@@ -253,49 +267,60 @@ macro_rules! suite {
     ($($name:ident = $kind:ident),*) => {$(
         mod $name {
             use super::*;
-            const KIND: TransportKind = TransportKind::$kind;
+            const WAY: Way = Way { kind: TransportKind::$kind, lanes: None };
 
             #[test]
             fn pages_go_both_ways() {
-                round_trip(KIND);
+                round_trip(WAY);
             }
 
             #[test]
             fn what_was_not_granted_is_refused() {
-                refusals(KIND);
+                refusals(WAY);
             }
 
             #[test]
             fn a_flipped_bit_is_seen() {
-                flipped(KIND);
+                flipped(WAY);
             }
 
             #[test]
             fn xfr_02_a_peer_killed_on_the_way_is_gone_and_its_successor_serves() {
-                killed(KIND, Direction::Pull);
-                killed(KIND, Direction::Push);
+                killed(WAY, Direction::Pull);
+                killed(WAY, Direction::Push);
+            }
+
+            #[test]
+            fn xfr_02_a_taker_killed_on_the_way_leaves_its_owner_serving() {
+                outlasted(WAY);
             }
 
             #[test]
             fn a_frozen_peer_is_a_timeout() {
-                frozen(KIND);
+                frozen(WAY);
             }
 
             #[test]
             fn a_cancelled_transfer_leaves_the_session_whole() {
-                cancelled(KIND);
+                cancelled(WAY);
             }
 
             #[test]
             fn xfr_03_a_transfer_that_outlives_its_lease_is_expired() {
-                outlived(KIND, Direction::Pull);
-                outlived(KIND, Direction::Push);
+                outlived(WAY, Direction::Pull);
+                outlived(WAY, Direction::Push);
             }
         }
     )*};
 }
 
-suite!(tcp = Tcp, shm = Shm);
+suite!(tcp = Tcp, shm = Shm, ucx = Ucx);
+
+/// Lanes over TCP are off (a peer's reset ends UCX's process), but between healthy peers they work.
+#[test]
+fn ucx_over_tcp_moves_pages_both_ways() {
+    round_trip(Way { kind: TransportKind::Ucx, lanes: Some("tcp") });
+}
 
 /// Two hosts of this process.
 fn pair() -> (Fabric, Fabric, Region, Descriptor) {
@@ -352,7 +377,7 @@ fn a_private_region_is_offered_without_shm_and_a_shared_one_with_it() {
 
 #[test]
 fn the_best_way_is_chosen_and_another_machine_gets_tcp() {
-    let (fabric, peer) = (fabric(41), Peer::start());
+    let (fabric, peer) = (fabric(41), Peer::start(Way { kind: TransportKind::Shm, lanes: None }));
     let near = fabric.choose(&peer.descriptor).expect("a session");
     assert_eq!(near.kind(), TransportKind::Shm);
     assert!(near.bandwidth().is_some(), "the probe measured it");

@@ -25,19 +25,62 @@ pub(super) fn token(number: u8) -> GrantToken {
     GrantToken([number; 16])
 }
 
-/// Named anew each time: one that was dropped lets go of its name a moment later.
+/// A transport to test, and for UCX the lanes to test it over.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Way {
+    pub(super) kind: TransportKind,
+    pub(super) lanes: Option<&'static str>,
+}
+
+/// The lanes of the other process.
+const LANES: &str = "STARLING_TEST_LANES";
+
+fn config(id: u128) -> FabricConfig {
+    // A host's name is its own for ever: also the second host of one test has a new one.
+    static HOSTS: AtomicU32 = AtomicU32::new(0);
+    let id = (id << 64) | u128::from(HOSTS.fetch_add(1, Ordering::Relaxed)) << 32 | u128::from(std::process::id());
+    let transports = vec![TransportKind::Mem, TransportKind::Shm, TransportKind::Tcp];
+    FabricConfig { transports, ..FabricConfig::new(HostId(id), token(255)) }
+}
+
+/// A fabric without UCX, which takes a while to start.
 pub(super) fn fabric(id: u128) -> Fabric {
-    static MADE: AtomicU32 = AtomicU32::new(0);
-    let made = MADE.fetch_add(1, Ordering::Relaxed);
-    let id = (id << 64) | (u128::from(made) << 32) | u128::from(std::process::id());
-    Fabric::start(FabricConfig::new(HostId(id), token(255))).expect("the fabric starts")
+    Fabric::start(config(id)).expect("the fabric starts")
+}
+
+fn with_ucx(id: u128, lanes: Option<&str>) -> Fabric {
+    let mut config = config(id);
+    config.transports.push(TransportKind::Ucx);
+    let library = std::env::var_os("STARLING_UCX_LIB").map(Into::into);
+    config.ucx = UcxConfig { library, lanes: lanes.map(str::to_owned) };
+    Fabric::start(config).expect("the fabric starts")
+}
+
+/// A fabric that has this way; `None`, and a line in the list of what did not run, where this machine has not.
+pub(super) fn fabric_for(id: u128, way: Way) -> Option<Fabric> {
+    if way.kind != TransportKind::Ucx {
+        return Some(fabric(id));
+    }
+    let fabric = with_ucx(id, way.lanes);
+    let Err(reason) = fabric.ucx() else { return Some(fabric) };
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    let program = std::env::current_exe().expect("own path");
+    let folder = program.ancestors().nth(3).expect("a target folder").join("tmp");
+    std::fs::create_dir_all(&folder).expect("the target folder can be written");
+    let list = std::fs::File::options().create(true).append(true).open(folder.join("skipped.txt"));
+    let line = format!("starling-kv {test}: no UCX: {reason}\n");
+    list.and_then(|mut list| list.write_all(line.as_bytes())).expect("the list can be written");
+    None
 }
 
 /// The child's side: reads orders from standard input until it ends.
 #[test]
 #[ignore = "the other process of the tests of this module"]
 fn peer_process() {
-    let fabric = fabric(2);
+    let fabric = match std::env::var_os(LANES) {
+        None => fabric(2),
+        Some(lanes) => with_ucx(2, lanes.to_str().filter(|lanes| !lanes.is_empty())),
+    };
     let region = Region::shared("peer", REGION_BYTES).expect("memory");
     region.write(0, &pattern(7, REGION_BYTES)).expect("in bounds");
     let id = fabric.register(&region).expect("registered");
@@ -66,6 +109,52 @@ fn peer_process() {
     }
 }
 
+/// What a taker takes from: a descriptor as JSON.
+const TAKE: &str = "STARLING_TEST_TAKE";
+
+/// A third process that reads for ever from the owner it was told of, with grant 1.
+#[test]
+#[ignore = "the third process of the tests of this module"]
+fn taker_process() {
+    let descriptor = std::env::var_os(TAKE).expect("a descriptor");
+    let descriptor: Descriptor = serde_json::from_str(descriptor.to_str().expect("text")).expect("json");
+    let fabric = match std::env::var_os(LANES) {
+        None => fabric(3),
+        Some(lanes) => with_ucx(3, lanes.to_str().filter(|lanes| !lanes.is_empty())),
+    };
+    let kind = descriptor.offers.last().expect("an offer").kind;
+    let session = fabric.connect(&descriptor, kind).expect("a session");
+    let local = Region::private(REGION_BYTES).expect("memory");
+    let transfer = session.post(super::endless(&local, &descriptor, Direction::Pull, token(1)));
+    super::running(&transfer);
+    println!("\nPEER {:?}", transfer.outcome().is_none());
+    println!("PEER ended: {:?}", transfer.wait());
+}
+
+/// Starts a taker and kills it while it takes.
+pub(super) fn kill_a_taker(way: Way, owner: &Descriptor) {
+    let offers = owner.offers.iter().filter(|offer| offer.kind == way.kind).cloned().collect();
+    let owner = Descriptor { offers, ..owner.clone() };
+    let mut command = this_program("taker_process", way);
+    command.env(TAKE, serde_json::to_string(&owner).expect("json")).stdin(Stdio::null());
+    let mut child = command.spawn().expect("the taker starts");
+    let mut answers = BufReader::new(child.stdout.take().expect("piped"));
+    assert_eq!(answer(&mut answers), "true", "it takes");
+    child.kill().expect("it can be killed");
+    child.wait().expect("it ends");
+}
+
+/// This program as another process of a test.
+fn this_program(test: &str, way: Way) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("own path"));
+    command.args(["--exact", &format!("transport::tests::peer::{test}"), "--ignored", "--nocapture"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    if way.kind == TransportKind::Ucx {
+        command.env(LANES, way.lanes.unwrap_or_default());
+    }
+    command
+}
+
 /// The parent's side.
 pub(super) struct Peer {
     child: Child,
@@ -75,10 +164,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn start() -> Self {
-        let mut command = Command::new(std::env::current_exe().expect("own path"));
-        command.args(["--exact", "transport::tests::peer::peer_process", "--ignored", "--nocapture"]);
-        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    pub(super) fn start(way: Way) -> Self {
+        let mut command = this_program("peer_process", way);
         let mut child = command.spawn().expect("the peer starts");
         let orders = child.stdin.take().expect("piped");
         let mut answers = BufReader::new(child.stdout.take().expect("piped"));

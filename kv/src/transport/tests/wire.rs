@@ -22,7 +22,7 @@ fn op() -> impl Strategy<Value = Op> {
         Op::BeginPull,
         Op::BeginPush,
         Op::End,
-        Op::Ucx,
+        Op::Lane,
         Op::Still,
     ])
 }
