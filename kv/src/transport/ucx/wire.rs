@@ -42,8 +42,9 @@ const LOOK_EVERY: usize = 32;
 /// Bytes of a worker's address at most; some dozens for each network device.
 const ADDRESS_MAX: usize = 16 << 10;
 
-/// UCX's statuses for a peer that is not there any more.
-const GONE: [i8; 9] = [-3, -6, -16, -20, -23, -24, -25, -40, -80];
+/// UCX's statuses that say something of this side: no memory, wrong arguments, not implemented, not supported. All others
+/// are ways in which a peer that dies shows.
+const HERE: [i8; 4] = [-4, -5, -8, -22];
 /// See the module.
 pub(super) struct UcxWire {
     node: Arc<Node>,
@@ -63,7 +64,7 @@ struct Link {
 
 /// What an operation's failure is to the batch.
 fn failed(fault: Fault) -> TransferError {
-    if GONE.contains(&fault.code) { TransferError::PeerGone } else { local(fault) }
+    if HERE.contains(&fault.code) { local(fault) } else { TransferError::PeerGone }
 }
 
 impl UcxWire {
