@@ -9,7 +9,8 @@ use starling_actors::{
     worker::rates::{RateBook, StepFacts},
 };
 use starling_engine::{
-    Engine, EngineError, SequenceId, SequenceRequest, StepOutput, SubmitError, core::CoreEngine, simulated::SimBackend,
+    Engine, EngineError, EngineLoad, SequenceId, SequenceRequest, StepOutput, SubmitError, core::CoreEngine,
+    simulated::SimBackend,
 };
 use starling_ids::{Incarnation, WorkerId};
 
@@ -36,6 +37,8 @@ pub struct SimWorker {
     admitted: u64,
     /// Taken, and not in the batch yet.
     queued: Vec<SequenceId>,
+    /// Prompt tokens of the step under way: not computed before it ends.
+    computing: u64,
 }
 
 impl SimWorker {
@@ -53,6 +56,7 @@ impl SimWorker {
             told: None,
             admitted: 0,
             queued: Vec::new(),
+            computing: 0,
         }
     }
 
@@ -85,6 +89,7 @@ impl SimWorker {
         let takes = output.takes;
         self.busy += takes;
         self.until = now + takes;
+        self.computing = after.tokens_prefilled - before.tokens_prefilled;
         self.rates.learn(StepFacts {
             took: takes,
             prefilled: after.tokens_prefilled - before.tokens_prefilled,
@@ -97,13 +102,27 @@ impl SimWorker {
         Ok(Some((takes, started)))
     }
 
+    /// What the step under way gives when it has ended.
+    pub fn end_step(&mut self) -> Option<StepOutput> {
+        self.computing = 0;
+        self.stepping.take()
+    }
+
+    /// Its account. The engine computes a step before its time has passed; whoever asks meanwhile hears what a real one
+    /// would say, that the step's prompt tokens are still to come.
+    #[must_use]
+    pub fn load(&self) -> EngineLoad {
+        let load = self.engine.load();
+        EngineLoad { prefill_tokens: load.prefill_tokens + self.computing, ..load }
+    }
+
     /// What it tells routers now, if it is time to.
     pub fn report(&mut self, now: Duration) -> Option<LoadReport> {
         let report = LoadReport {
             worker: self.id.clone(),
             incarnation: self.incarnation,
             draining: false,
-            load: self.engine.load(),
+            load: self.load(),
             rates: self.rates.rates(),
             turn_age_ms: 0,
             admitted: self.admitted,

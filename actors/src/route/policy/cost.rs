@@ -1,9 +1,10 @@
 //! What a request would cost on a worker, in milliseconds: the default of Starling.
 //!
 //! The time until its first token there, plus what the requests that run there lose by it. Every term is time, so that a
-//! hit, a queue, a slow machine and a full cache weigh against each other by what they do to somebody's clock.
+//! hit, a queue, a slow machine and a full cache weigh against each other by what they do to somebody's clock. What many
+//! workers hold of the prompt is not held against those that lack it: see [`super::shared`].
 
-use super::{Question, Scorer};
+use super::{Question, Scorer, shared::Shared};
 use crate::route::{
     columns::{Columns, View},
     desk::Ask,
@@ -14,15 +15,15 @@ use crate::route::{
 const HARM: f64 = 0.25;
 
 /// See the module.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Cost {
-    /// Weight of what running answers lose, 0 to 10.
-    pub harm: f64,
+    harm: f64,
+    shared: Shared,
 }
 
 impl Default for Cost {
     fn default() -> Self {
-        Self { harm: HARM }
+        Self::new(HARM)
     }
 }
 
@@ -39,6 +40,8 @@ pub struct Terms {
     pub blocks: f64,
     /// What running answers lose.
     pub harm: f64,
+    /// Of [`Self::prefill`], what later requests bear; taken off. It is no time of this request's.
+    pub shared: f64,
 }
 
 impl Terms {
@@ -51,7 +54,7 @@ impl Terms {
     /// Their sum.
     #[must_use]
     pub fn total(&self) -> f64 {
-        self.first_token() + self.harm
+        self.first_token() + self.harm - self.shared
     }
 }
 
@@ -96,6 +99,7 @@ impl Request {
             place: columns.place[slot] * self.answer,
             blocks: lacking.max(0.0) * columns.block[slot] * self.answer,
             harm: columns.harm[slot] * missed * self.harm,
+            shared: 0.0,
         }
     }
 }
@@ -110,12 +114,26 @@ fn round_up(number: f64) -> f64 {
 }
 
 impl Cost {
+    /// With this weight of what running answers lose, 0 to 10.
+    #[must_use]
+    pub fn new(harm: f64) -> Self {
+        Self { harm, shared: Shared::default() }
+    }
+
+    /// What [`Self::new`] was given.
+    #[must_use]
+    pub fn harm(&self) -> f64 {
+        self.harm
+    }
+
     /// Term by term.
     #[must_use]
     pub fn judge(&self, question: &Question<'_>, slot: Slot) -> Terms {
         let request = Request::of(question.ask, self.harm);
         let (missed, hits) = (f64::from(question.missed_tokens(slot)), f64::from(question.hits[slot]));
-        request.judge(question.fleet.columns.view(usize::MAX), slot, missed, hits)
+        let columns = question.fleet.columns.view(usize::MAX);
+        let shared = self.shared.spared(question.hits[slot]) * f64::from(question.ask.block_tokens);
+        Terms { shared: shared * columns.prefill[slot], ..request.judge(columns, slot, missed, hits) }
     }
 }
 
@@ -126,6 +144,10 @@ impl Scorer for Cost {
 
     fn cost(&self, question: &Question<'_>, slot: Slot) -> f64 {
         self.judge(question, slot).total()
+    }
+
+    fn prepare(&mut self, question: &Question<'_>) {
+        self.shared.learn(question.hits);
     }
 
     fn add(&self, question: &Question<'_>, weight: f64, costs: &mut [f64]) {
@@ -140,13 +162,22 @@ impl Scorer for Cost {
             let missed = (prompt - hits * block).max(1.0);
             *cost += weight * request.judge(columns, slot, missed, hits).total();
         }
+        if self.shared.is_empty() {
+            return;
+        }
+        for (slot, (cost, hits)) in costs[..width].iter_mut().zip(&question.hits[..width]).enumerate() {
+            *cost -= weight * self.shared.spared(*hits) * block * columns.prefill[slot];
+        }
     }
 
     fn terms(&self, question: &Question<'_>, slot: Slot, told: &mut dyn FnMut(&'static str, f64)) {
-        let Terms { queue, prefill, place, blocks, harm } = self.judge(question, slot);
+        let Terms { queue, prefill, place, blocks, harm, shared } = self.judge(question, slot);
         for (name, ms) in [("queue", queue), ("prefill", prefill), ("place", place), ("blocks", blocks), ("harm", harm)]
         {
             told(name, ms);
+        }
+        if shared > 0.0 {
+            told("shared", -shared);
         }
     }
 }

@@ -12,6 +12,7 @@ mod filters;
 mod params;
 mod pickers;
 mod plain;
+mod shared;
 
 use std::fmt::Debug;
 

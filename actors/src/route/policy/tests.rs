@@ -41,6 +41,15 @@ impl Bench {
         Self { desk, now: Duration::from_secs(1), request: 0 }
     }
 
+    /// Each worker has room for all of a test's sequences; how fast they are.
+    fn large_machines(&mut self) -> Rates {
+        let places = Places { sequences: 256, waiting: 64, step_tokens: 8_192, blocks: 65_536, ..Places::default() };
+        for index in 0..self.desk.fleet().len() {
+            self.desk.seat(&worker(index), Incarnation(1), places, Standing::Sound);
+        }
+        Rates { prefill_ms_per_token: 0.0155, decode_ms_per_sequence: 0.1, step_ms: 6.0 }
+    }
+
     fn decide(&mut self, hashes: &[BlockHash], hits: &[(usize, u32)], session: Option<&str>) -> Decision {
         self.request += 1;
         self.now += Duration::from_millis(1);
@@ -313,6 +322,56 @@ fn cost_weighs_a_hit_against_a_queue_in_milliseconds() {
     assert!((total(0) - receipt.candidates[0].cost).abs() < 1e-6);
     assert_eq!(receipt.candidates[1].terms[0].0, "queue");
     assert!(receipt.candidates[1].terms[0].1 > 4_000.0);
+}
+
+/// Everybody begins with the same system prompt; its first holders must not get everything.
+#[test]
+fn bal_a_prompt_that_all_share_does_not_draw_all_to_its_first_holders() {
+    let mut bench = Bench::new(PolicyName::Starling, 8);
+    let rates = bench.large_machines();
+    for index in 0..8 {
+        let heard = Heard { at: bench.now, rates: Some(rates), running: 2, admitted: 2, ..Heard::default() };
+        bench.desk.hear(&worker(index), Incarnation(1), heard);
+    }
+    let mut holders: Vec<usize> = vec![0];
+    let mut given = [0u32; 8];
+    for session in 0..160u128 {
+        // 32 shared blocks, 96 of its own.
+        let shared: Vec<(usize, u32)> = holders.iter().map(|slot| (*slot, 32)).collect();
+        let decision = bench.decide(&hashes(session + 1, 128), &shared, None);
+        let slot = bench.desk.fleet().slot(&decision.worker).expect("seated");
+        if !holders.contains(&slot) {
+            holders.push(slot);
+        }
+        given[slot] += 1;
+        // Its prompt is computed at once and it goes on to answer: nothing queues anywhere.
+        let admitted = 2 + u64::from(given[slot]);
+        bench.desk.confirm(decision.ticket, admitted);
+        let running = 2 + given[slot];
+        let heard = Heard { at: bench.now, rates: Some(rates), running, admitted, ..Heard::default() };
+        bench.desk.hear(&decision.worker, Incarnation(1), heard);
+    }
+    let (least, most) = (given.iter().min().expect("eight"), given.iter().max().expect("eight"));
+    assert!(most - least <= 8, "{given:?}");
+}
+
+/// A conversation goes on where it was, though others have less to do and all hold the system prompt.
+#[test]
+fn bal_a_conversation_stays_with_its_worker() {
+    let mut bench = Bench::new(PolicyName::Starling, 8);
+    let rates = bench.large_machines();
+    for index in 0..8 {
+        let running = if index == 3 { 20 } else { 8 };
+        let heard = Heard { at: bench.now, rates: Some(rates), running, ..Heard::default() };
+        bench.desk.hear(&worker(index), Incarnation(1), heard);
+    }
+    let mut held: Vec<(usize, u32)> = (0..8).map(|slot| (slot, 32)).collect();
+    held[3].1 = 140;
+    let decision = bench.decide(&hashes(9, 146), &held, None);
+    assert_eq!(decision.worker, worker(3));
+    let receipt = &bench.desk.explain(RequestId(1))[0];
+    let total = |at: usize| receipt.candidates[at].terms.iter().map(|(_, value)| value).sum::<f64>();
+    assert!((total(0) - receipt.candidates[0].cost).abs() < 1e-6, "{receipt:?}");
 }
 
 #[test]

@@ -52,7 +52,7 @@ impl Cluster<'_> {
     }
 
     pub(super) fn stepped(&mut self, worker: usize) {
-        let Some(output) = self.workers[worker].stepping.take() else { return };
+        let Some(output) = self.workers[worker].end_step() else { return };
         for delta in output.deltas {
             self.deliver(&delta);
         }
