@@ -300,8 +300,9 @@ impl Fleet {
         if heard.rates != before {
             self.learned.replace(before, heard.rates);
             self.unlevelled += 1;
-            // The mean hardly moves by one of many, so all are levelled once for as many accounts as there are workers.
-            if self.unlevelled >= self.len() {
+            // The mean hardly moves by one of many, so all are levelled once for as many accounts as there are workers that
+            // know their rates. The first of them counts at once: beside the prior it would look far faster than its equals.
+            if self.unlevelled >= self.learned.count() {
                 self.level();
             }
             self.level_one(slot);

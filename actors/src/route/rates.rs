@@ -62,6 +62,11 @@ impl Learned {
         }
     }
 
+    /// Workers that have learned theirs.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
     /// The mean; the prior when nothing was learned.
     pub(super) fn mean(&self) -> Rates {
         if self.count == 0 {

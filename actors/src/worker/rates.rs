@@ -169,7 +169,7 @@ mod tests {
         let mut book = RateBook::default();
         conversations(&mut book, 600);
         let before = book.rates().expect("enough steps");
-        (0..20_000).for_each(|at| book.learn(step(6.0 + 0.1 * f64::from(at % 9), 0, u64::from(at % 9).max(1))));
+        (0..20_000u32).for_each(|at| book.learn(step(6.0 + 0.1 * f64::from(at % 9), 0, u64::from(at % 9).max(1))));
         let after = book.rates().expect("enough steps");
         assert!((before.prefill_ms_per_token - after.prefill_ms_per_token).abs() < 1e-9, "{before:?} {after:?}");
     }

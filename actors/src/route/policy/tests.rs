@@ -355,6 +355,17 @@ fn bal_a_prompt_that_all_share_does_not_draw_all_to_its_first_holders() {
     assert!(most - least <= 8, "{given:?}");
 }
 
+/// The first that knows its rates tells them for its equals: it must not look sixty times as fast as they.
+#[test]
+fn bal_the_first_to_know_its_rates_does_not_draw_all() {
+    let mut bench = Bench::new(PolicyName::Starling, 8);
+    let rates = bench.large_machines();
+    let heard = Heard { at: bench.now, rates: Some(rates), running: 1, ..Heard::default() };
+    bench.desk.hear(&worker(0), Incarnation(1), heard);
+    let fleet = bench.desk.fleet();
+    assert!((0..8).all(|slot| fleet.rates[slot] == rates), "{:?}", fleet.rates);
+}
+
 /// A conversation goes on where it was, though others have less to do and all hold the system prompt.
 #[test]
 fn bal_a_conversation_stays_with_its_worker() {
