@@ -131,10 +131,6 @@ impl<A: Actor> ractor::Actor for Host<A> {
             Ok::<A, Fault>(actor)
         });
         let actor = actor.await?;
-        life.life.send_modify(|life| {
-            life.starts += 1;
-            life.running = true;
-        });
         Ok(Running { actor, myself, life })
     }
 

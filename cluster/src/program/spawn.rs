@@ -197,12 +197,22 @@ async fn spawn_named<A: Actor>(
         make().inspect_err(|fault| *noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone()))
     });
     let (node, actor): (NodeId, Arc<str>) = (mesh.node().clone(), name.into());
+    // Told when it can be asked: whoever hears of a new life and asks it at once is answered.
+    let lives = life.clone();
+    let reachable = move || {
+        lives.send_modify(|life| {
+            life.starts += 1;
+            // It may have failed at its first request already.
+            life.running = life.over < life.begun;
+        });
+    };
     let begin = move || {
         let _kept_with_the_specification = &gone;
         let begin = Begin { make: make.clone(), life: life.clone(), node: node.clone(), name: actor.clone() };
         (Host::<A>::new(), begin)
     };
-    if let Err(error) = supervisor.add(child(name, "program", restart, mailbox.handle(), begin)).await {
+    let spec = child(name, "program", restart, mailbox.handle(), begin).then(reachable);
+    if let Err(error) = supervisor.add(spec).await {
         let refused = refused.lock().unwrap_or_else(PoisonError::into_inner).take();
         return Err(refused.map_or_else(|| error.into(), SpawnError::Refused));
     }

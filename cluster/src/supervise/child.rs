@@ -70,6 +70,23 @@ pub fn child<A: Actor>(
     ChildSpec { name: name.into(), kind, restart, stats, start: Arc::new(start) }
 }
 
+impl ChildSpec {
+    /// Runs `reachable` after each start, when the child's handle leads to its new life and no earlier.
+    pub(crate) fn then(mut self, reachable: impl Fn() + Send + Sync + 'static) -> Self {
+        let (start, reachable) = (self.start, Arc::new(reachable));
+        self.start = Arc::new(move |supervisor| {
+            let (starting, reachable) = (start(supervisor), reachable.clone());
+            async move {
+                let cell = starting.await?;
+                reachable();
+                Ok(cell)
+            }
+            .boxed()
+        });
+        self
+    }
+}
+
 /// An actor and what supervision adds around it.
 pub(crate) struct Supervised<A> {
     pub(crate) inner: A,
