@@ -18,11 +18,15 @@ pub(crate) const WORKER: &str = "x-starling-worker";
 pub(crate) const SELECT: &str = "x-starling-select";
 /// Taints that are borne, joined by commas.
 pub(crate) const TOLERATE: &str = "x-starling-tolerate";
+/// Only workers of this revision of the model, by their label `revision`.
+pub(crate) const REVISION: &str = "x-starling-revision";
 /// `1`: the decision is told in the reply, under the same name.
 pub(crate) const RECEIPT: &str = "x-starling-receipt";
 
 /// Longest session name, bytes.
 const SESSION_BYTES_MAX: usize = 256;
+/// Longest name of a revision, bytes.
+const REVISION_BYTES_MAX: usize = 128;
 /// Taints that one request may name.
 const TAINTS_MAX: usize = 16;
 
@@ -52,6 +56,10 @@ impl Manner {
             if wishes.tolerate.len() > TAINTS_MAX || wishes.tolerate.iter().any(String::is_empty) {
                 return Err(wrong(TOLERATE, format!("names 1 to {TAINTS_MAX} taints, joined by commas")));
             }
+        }
+        wishes.revision = text(headers, REVISION)?.map(str::to_owned);
+        if wishes.revision.as_ref().is_some_and(|name| !(1..=REVISION_BYTES_MAX).contains(&name.len())) {
+            return Err(wrong(REVISION, format!("has 1 to {REVISION_BYTES_MAX} bytes")));
         }
         wishes.receipt = match text(headers, RECEIPT)? {
             None | Some("0") => false,

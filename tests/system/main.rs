@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails right there")]
 
 mod bad_input;
+mod balance;
 mod budget;
 mod churn;
 mod cli;

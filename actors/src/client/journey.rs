@@ -24,6 +24,7 @@ use super::{
 use crate::{
     generate::{Accepted, GenerateError, GenerateFrame, GenerateSpec, KvSource, Moves, RouteNote, RouteRequest, SoFar},
     names,
+    route::wishes::REVISION,
 };
 
 /// Workers tried for one beginning of a request.
@@ -61,6 +62,8 @@ pub(super) struct Journey {
     fruitless: u32,
     /// It runs there, and looks for a place to go on.
     moves: Option<Moves>,
+    /// Which weights began the answer, when their worker says so.
+    revision: Option<String>,
 }
 
 /// [`crate::generate::WorkerRequest`] without owning it.
@@ -82,8 +85,9 @@ impl Journey {
         context: Context,
         deadline: Instant,
     ) -> Self {
-        let (begun, losses, fruitless, moves) = (Instant::now(), 0, 0, None);
-        Self { inner, ask, spec, context, deadline, begun, losses, charge: None, slip: None, fruitless, moves }
+        let (begun, losses, fruitless) = (Instant::now(), 0, 0);
+        let (charge, slip, moves, revision) = (None, None, None, None);
+        Self { inner, ask, spec, context, deadline, begun, losses, charge, slip, fruitless, moves, revision }
     }
 
     /// A worker that takes the request, and its stream.
@@ -137,6 +141,9 @@ impl Journey {
         }
         tracing::info!(request = %self.ask.request, %worker, %error, "its worker was lost; the request goes on elsewhere");
         self.ask.begun = true;
+        if !self.spec.so_far.is_empty() {
+            self.ask.wishes.revision.clone_from(&self.revision);
+        }
         let until = self.deadline.min(Instant::now() + WAIT_MAX);
         let outcome = timeout_at(until, async {
             loop {
@@ -213,6 +220,7 @@ impl Journey {
             self.context.attempt = AttemptId(self.context.attempt.0.saturating_add(1));
             match opened {
                 Ok(opened) => {
+                    self.revision = self.revision_of(&routed.worker);
                     if let (Some(slip), Some(receipt)) = (&self.slip, routed.receipt.clone()) {
                         slip.push(receipt);
                     }
@@ -241,6 +249,14 @@ impl Journey {
             }
         }
         Err(tries.verdict())
+    }
+
+    /// Which weights a worker has, as its labels say.
+    fn revision_of(&self, worker: &WorkerId) -> Option<String> {
+        let catalog = self.inner.view.catalog();
+        let workers = &catalog.models.get(&self.ask.model)?.workers;
+        let at = workers.binary_search_by(|known| known.id.cmp(worker)).ok()?;
+        workers[at].labels.get(REVISION).cloned()
     }
 
     /// A worker failed the request before its first token.

@@ -15,6 +15,8 @@ pub type Labels = BTreeMap<String, String>;
 pub const TERMS_MAX: usize = 16;
 /// Bytes of a selector.
 pub const SELECTOR_BYTES_MAX: usize = 512;
+/// The label that tells which weights a worker has of its model.
+pub const REVISION: &str = "revision";
 /// A label with this beginning keeps requests away that do not tolerate it by the rest of its name.
 pub const TAINT: &str = "taint.";
 
@@ -29,6 +31,9 @@ pub struct Wishes {
     pub tolerate: Vec<String>,
     /// The decision is told in the reply.
     pub receipt: bool,
+    /// Only workers of this revision of the model, by their label [`REVISION`].
+    #[serde(default)]
+    pub revision: Option<String>,
 }
 
 impl Wishes {
@@ -38,13 +43,14 @@ impl Wishes {
         let mut said = Vec::new();
         said.extend(self.worker.as_ref().map(|worker| format!("is {worker}")));
         said.extend((!self.select.is_empty()).then(|| format!("has the labels {:?}", self.select)));
+        said.extend(self.revision.as_ref().map(|revision| format!("has revision {revision:?} of it")));
         (!said.is_empty()).then(|| said.join(" and "))
     }
 
     /// Whether it is for some workers only.
     #[must_use]
     pub fn limit(&self) -> bool {
-        self.worker.is_some() || !self.select.is_empty()
+        self.worker.is_some() || !self.select.is_empty() || self.revision.is_some()
     }
 
     /// Whether a worker of these labels may have the request, as far as wishes go.
@@ -52,7 +58,14 @@ impl Wishes {
     pub fn allow(&self, worker: &WorkerId, labels: &Labels) -> bool {
         self.worker.as_ref().is_none_or(|wanted| wanted == worker)
             && self.tolerates(labels)
+            && self.revised(labels)
             && (self.select.is_empty() || Selector::parse(&self.select).is_ok_and(|selector| selector.fits(labels)))
+    }
+
+    /// Whether a worker of these labels has the revision that is asked for, if one is.
+    #[must_use]
+    pub fn revised(&self, labels: &Labels) -> bool {
+        self.revision.is_none() || labels.get(REVISION) == self.revision.as_ref()
     }
 
     /// Whether every taint among these labels is borne.

@@ -1,4 +1,5 @@
 mod breaker;
+mod even;
 mod gateways;
 mod queue;
 

@@ -74,6 +74,8 @@ async fn wishes_need_a_scope_and_are_never_ignored() {
         ("key-unknown", "x-starling-worker", "box/0", 401),
         ("key-without", "x-starling-receipt", "1", 200),
         ("key-without", "x-starling-receipt", "yes", 400),
+        ("key-without", "x-starling-revision", "", 400),
+        ("key-without", "x-starling-revision", "2026-11", 200),
     ] {
         let bearer = format!("Bearer {key}");
         let reply = ask(&local, &[("authorization", &bearer), (header, value)]).await;
@@ -90,6 +92,7 @@ async fn wishes_need_a_scope_and_are_never_ignored() {
     assert_eq!(wishes[1].select, "zone=north,!spot");
     assert_eq!(wishes[2].tolerate, ["batch", "gpu"]);
     assert!(wishes[3].receipt);
+    assert_eq!(wishes[4].revision.as_deref(), Some("2026-11"));
     // Where no key is asked for, nobody has a scope.
     let open = Local::new(&cluster);
     assert_eq!(ask(&open, &[("x-starling-worker", "box/0")]).await.status, 403);

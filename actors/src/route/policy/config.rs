@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AnyOf, Cost, Dynamo, DynamoWeights, Excluded, Fairest, Far, Fill, Filter, KvUse, LeastLoaded, Lowest, Missing,
-    Needed, Params, Picker, Pinned, Policy, PolicyError, PrefixHash, Scorer, Selected, Session, Softmin, Table,
-    Tainted, Topology, Turns, TwoDraws, Value, params::list,
+    Needed, Params, Picker, Pinned, Policy, PolicyError, PrefixHash, Revised, Scorer, Selected, Session, Softmin,
+    Table, Tainted, Topology, Turns, TwoDraws, Value, params::list,
 };
 
 /// The presets.
@@ -289,6 +289,7 @@ impl PolicyConfig {
             Box::new(Excluded),
             Box::new(Pinned::default()),
             Box::new(Selected::default()),
+            Box::new(Revised::default()),
             Box::new(Tainted::default()),
         ];
         for (at, part) in self.filters.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Who may not have a request.
 //!
-//! The first four stand in every policy: [`Excluded`], [`Pinned`], [`Selected`], [`Tainted`]. The others are asked for in the
+//! The first five stand in every policy: [`Excluded`], [`Pinned`], [`Selected`], [`Revised`], [`Tainted`]. The others are asked for in the
 //! configuration. What depends on labels alone is judged once for each set of labels, not for each worker.
 
 use super::{Filter, Params, PolicyError, Question};
@@ -67,6 +67,30 @@ impl Filter for Selected {
         let fits = question.fleet.label_sets().map(|set| selector.as_ref().is_ok_and(|one| one.fits(set)));
         self.fits.extend(fits);
         true
+    }
+
+    fn keeps(&self, question: &Question<'_>, slot: Slot) -> bool {
+        self.fits.get(question.fleet.label_set(slot)).copied().unwrap_or(false)
+    }
+}
+
+/// Workers of another revision of the model than the request asks for: an answer that has begun goes on with the weights that
+/// began it.
+#[derive(Debug, Clone, Default)]
+pub struct Revised {
+    fits: Vec<bool>,
+}
+
+impl Filter for Revised {
+    fn name(&self) -> &'static str {
+        "revised"
+    }
+
+    fn prepare(&mut self, question: &Question<'_>) -> bool {
+        let Some(wishes) = question.ask.wishes.filter(|wishes| wishes.revision.is_some()) else { return false };
+        self.fits.clear();
+        self.fits.extend(question.fleet.label_sets().map(|set| wishes.revised(set)));
+        self.fits.contains(&false)
     }
 
     fn keeps(&self, question: &Question<'_>, slot: Slot) -> bool {

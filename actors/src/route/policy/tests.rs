@@ -105,7 +105,7 @@ fn a_policy_is_composed_from_a_file_and_nonsense_is_named() {
     assert_eq!(named, [(1.0, "ms"), (2.5, "load"), (1.0, "kv")]);
     assert_eq!(policy.name, "composed");
     let filtered = read("name = 'dynamo'\nfilters = ['topology']").expect("reads").build().expect("a policy");
-    assert_eq!((filtered.name, filtered.filters.len()), ("dynamo", 5));
+    assert_eq!((filtered.name, filtered.filters.len()), ("dynamo", 6));
     for (text, key, right) in [
         ("scorers = [{ name = 'luck' }]", "policy.scorers[0].name", "prefix-hash"),
         ("scorers = ['ms', { name = 'laod' }]", "policy.scorers[1].name", "did you mean load?"),
@@ -180,6 +180,11 @@ fn wishes_and_taints_leave_workers_out() {
     let pinned = |index| Wishes { worker: Some(worker(index)), ..Wishes::default() };
     assert_eq!(reached(&mut bench, &pinned(2), None), [2]);
     assert_eq!(reached(&mut bench, &pinned(8), None), Vec::<usize>::new());
+    label(&mut bench, 3, &[("revision", "2")]);
+    let of = |revision: &str| Wishes { revision: Some(revision.to_owned()), ..Wishes::default() };
+    assert_eq!(reached(&mut bench, &of("2"), None), [3]);
+    assert_eq!(reached(&mut bench, &of("1"), None), Vec::<usize>::new());
+    label(&mut bench, 3, &[]);
     // A doubtful worker is taken when nobody else may.
     bench.desk.set_standing(&worker(2), Standing::Doubtful);
     assert_eq!(reached(&mut bench, &pinned(2), None), [2]);
