@@ -173,6 +173,7 @@ impl Journey {
             moves: Some(moves),
             charge: None,
             slip: self.slip.clone(),
+            revision: self.revision.clone(),
             ..*self
         };
         self.context.attempt = AttemptId(self.context.attempt.0.saturating_add(TRIES_MAX + CROWDED_MAX));
