@@ -90,6 +90,7 @@ fn next(state: &mut u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
+#[expect(clippy::disallowed_methods, reason = "the length of the loop is given by whoever runs it")]
 fn number(name: &str, usual: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
@@ -188,6 +189,10 @@ impl World {
     }
 
     /// One disturbed request. How long after its answer the others held something, and the disturbed one after its return.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the answer is read while its worker is disturbed, and awaited below"
+    )]
     async fn disturb(&mut self, fault: Fault, which: usize, after: Duration) -> (Duration, Duration) {
         let body = self.question();
         let (status, right) = self.reference.chat(&body).await;

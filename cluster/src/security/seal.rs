@@ -16,10 +16,7 @@
 
 use std::collections::HashMap;
 
-use chacha20poly1305::{
-    ChaCha20Poly1305, KeyInit, Nonce,
-    aead::{Aead, Payload},
-};
+use aws_lc_rs::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use hkdf::Hkdf;
 use sha2::Sha256;
 use starling_ids::{Incarnation, NodeId};
@@ -123,10 +120,34 @@ impl SealKey {
         Self { id: u32::from_be_bytes(id), secret }
     }
 
-    fn cipher(&self, sender: SenderId) -> ChaCha20Poly1305 {
+    fn cipher(&self, sender: SenderId) -> Cipher {
         let mut key = [0u8; 32];
         expand(&self.secret, &[b"starling gossip sender", &sender.0.to_be_bytes()], &mut key);
-        ChaCha20Poly1305::new(&key.into())
+        let made = UnboundKey::new(&CHACHA20_POLY1305, &key).map(LessSafeKey::new);
+        super::key::wipe(&mut key);
+        debug_assert!(made.is_ok(), "the cipher takes every key of 32 bytes");
+        Cipher(made.ok())
+    }
+}
+
+/// The cipher under one sender's key. It holds a key always; without one it would open and seal nothing.
+struct Cipher(Option<LessSafeKey>);
+
+impl Cipher {
+    /// Encrypts `message` where it lies and puts the tag behind it.
+    fn seal(&self, counter: u64, aad: &[u8], message: &mut Vec<u8>) -> Result<(), Dropped> {
+        let key = self.0.as_ref().ok_or(Dropped::Oversized)?;
+        key.seal_in_place_append_tag(nonce(counter), Aad::from(aad), message).map_err(|_| Dropped::Oversized)
+    }
+
+    /// The payload of ciphertext and tag, if it is authentic.
+    fn open(&self, counter: u64, aad: &[u8], sealed: &[u8]) -> Result<Vec<u8>, Dropped> {
+        let key = self.0.as_ref().ok_or(Dropped::Forged)?;
+        let mut message = sealed.to_vec();
+        let opened =
+            key.open_in_place(nonce(counter), Aad::from(aad), &mut message).map_err(|_| Dropped::Forged)?.len();
+        message.truncate(opened);
+        Ok(message)
     }
 }
 
@@ -139,7 +160,7 @@ fn expand(secret: &[u8; 32], info: &[&[u8]], out: &mut [u8]) {
 /// Seals what this process sends.
 pub struct Sealer {
     key_id: u32,
-    cipher: ChaCha20Poly1305,
+    cipher: Cipher,
     sender: SenderId,
     counter: u64,
     cluster: Vec<u8>,
@@ -173,15 +194,13 @@ impl Sealer {
         }
         self.counter += 1;
         let mut datagram = Vec::with_capacity(payload.len() + OVERHEAD);
+        let mut sealed = payload.to_vec();
         datagram.push(VERSION);
         datagram.extend_from_slice(&self.key_id.to_be_bytes());
         datagram.extend_from_slice(&self.sender.0.to_be_bytes());
         datagram.extend_from_slice(&self.counter.to_be_bytes());
         let aad = aad(&datagram, &self.cluster);
-        let sealed = self
-            .cipher
-            .encrypt(&nonce(self.counter), Payload { msg: payload, aad: &aad })
-            .map_err(|_| Dropped::Oversized)?;
+        self.cipher.seal(self.counter, &aad, &mut sealed)?;
         datagram.extend_from_slice(&sealed);
         Ok(datagram)
     }
@@ -198,7 +217,7 @@ pub struct Opener {
 }
 
 struct Sender {
-    cipher: ChaCha20Poly1305,
+    cipher: Cipher,
     window: Window,
     heard: u64,
 }
@@ -225,13 +244,12 @@ impl Opener {
     /// The payload of an authentic, new datagram.
     pub fn open(&mut self, datagram: &[u8]) -> Result<Vec<u8>, Dropped> {
         let (key_id, sender, counter) = parse(datagram)?;
-        let nonce = nonce(counter);
         let aad = aad(&datagram[..HEADER], &self.cluster);
-        let body = Payload { msg: &datagram[HEADER..], aad: &aad };
+        let sealed = &datagram[HEADER..];
         self.heard += 1;
         if let Some(known) = self.senders.get_mut(&(key_id, sender)) {
             known.window.check(counter)?;
-            let payload = known.cipher.decrypt(&nonce, body).map_err(|_| Dropped::Forged)?;
+            let payload = known.cipher.open(counter, &aad, sealed)?;
             known.window.take(counter);
             known.heard = self.heard;
             return Ok(payload);
@@ -239,7 +257,7 @@ impl Opener {
         // Nothing is remembered of a sender until one packet of it was authentic.
         let key = self.keys.iter().find(|key| key.id == key_id).ok_or(Dropped::UnknownKey)?;
         let cipher = key.cipher(sender);
-        let payload = cipher.decrypt(&nonce, body).map_err(|_| Dropped::Forged)?;
+        let payload = cipher.open(counter, &aad, sealed)?;
         let mut window = Window::default();
         window.take(counter);
         self.make_room();
@@ -282,7 +300,7 @@ fn be_u64(bytes: &[u8]) -> u64 {
 fn nonce(counter: u64) -> Nonce {
     let mut nonce = [0u8; 12];
     nonce[4..].copy_from_slice(&counter.to_be_bytes());
-    nonce.into()
+    Nonce::assume_unique_for_key(nonce)
 }
 
 fn aad(header: &[u8], cluster: &[u8]) -> Vec<u8> {
@@ -361,6 +379,14 @@ mod tests {
             assert_eq!(opener.open(&datagram), Err(Dropped::Replayed));
         }
         assert_eq!(sealer.seal(&[0; DATAGRAM_MAX]), Err(Dropped::Oversized));
+    }
+
+    /// What other versions of this program send; it must not change with the library.
+    #[test]
+    fn a_datagram_has_the_bytes_of_the_format() {
+        let (mut sealer, _) = pair(0x0102_0304_0506_0708);
+        let hex: String = sealer.seal(b"hello").expect("seals").iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "0182d6eb7101020304050607080000000000000001bc90fb74b680cba39f3ecbb3cf52a853702074da3c");
     }
 
     #[test]
