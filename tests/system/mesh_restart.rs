@@ -149,7 +149,6 @@ async fn mem_16_mesh_a_node_that_left_joins_again_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "of a development build whose gossip cipher is not optimised it takes two cores for itself beside builds; see bench/RESULTS.md"]
 async fn mesh_twenty_nodes_restarted_at_once_find_each_other() {
     const COUNT: usize = 20;
     let Some(lab) = Lab::new(COUNT).await else { return };

@@ -13,7 +13,7 @@ const BUSY: Duration = Duration::from_micros(30);
 const COUNTED: Duration = Duration::from_millis(4);
 /// Up to so many frames a millisecond, half of what a core can write one by one, each is written by itself; at twice as
 /// many eight are put together, at ten times as many a thousand.
-const ALONE: f64 = 60.0;
+const ALONE: f64 = 48.0;
 
 /// What a writer remembers of its writes.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn the_more_a_link_carries_the_more_is_put_together() {
-        let together = [0, 1, 60, 120, 600].map(|frames| {
+        let together = [0, 1, 48, 96, 480].map(|frames| {
             let (pace, now) = after(1_000, frames);
             pace.together(now)
         });
