@@ -71,8 +71,8 @@ impl DeviceMemory {
         self.inner.place.len
     }
 
-    /// Copies from host memory and waits; for what is small or done once. `None` in the middle of nothing: an offset or
-    /// length outside is [`CudaError::OutOfBounds`] of page 0.
+    /// Copies from host memory and waits; for what is small or done once. A range that does not lie inside is
+    /// [`CudaError::OutOfBounds`] of page 0, and nothing is copied.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), CudaError> {
         let to = self.inside(at, bytes.len())?;
         // SAFETY: the range was checked; the call returns when `bytes` was read.
