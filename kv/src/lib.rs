@@ -3,6 +3,7 @@
 //!
 //! What decides is pure: no I/O, no clock, no threads. A file that acts says so in its first line (`Shell:`).
 
+pub mod adapt;
 pub mod events;
 pub mod hash;
 pub mod index;
