@@ -12,8 +12,9 @@ use starling_actors::{
     client::{self, ClusterClient},
     engine::{ModelCard, TokenizerBundle},
     generate::{GenerateError, ServedModel},
+    route::budget::Standing,
 };
-use starling_gateway::{Backend, Call, Generation, Readiness};
+use starling_gateway::{Backend, Call, Generation, Readiness, Who};
 use starling_ids::ModelId;
 
 /// All of the cluster, for the gateway role.
@@ -56,6 +57,10 @@ impl Backend for ClusterBackend {
             slip: call.slip,
         };
         async move { client.generate(call).await.map(StreamExt::boxed) }.boxed()
+    }
+
+    fn budget(&self, who: &Who) -> Option<Standing> {
+        self.0.budget(&who.tenant, who.budget)
     }
 
     fn readiness(&self) -> Readiness {

@@ -221,7 +221,20 @@ impl Node {
         let queue = config.queue.clone();
         let ucx = UcxConfig { library: config.ucx_lib.clone(), lanes: None };
         let ways = Ways { only: config.kv_transport, ucx };
-        let options = NodeOptions { worker, router: config.roles.router, policy, tiers, ways, queue };
+        let (router, joins) = (config.roles.router, !config.seeds.is_empty());
+        let (kv_silent, fault) = (config.kv_silent, config.fault);
+        let options = NodeOptions {
+            worker,
+            router,
+            policy,
+            tiers,
+            kv_silent,
+            fault,
+            ways,
+            queue,
+            joins,
+            ..NodeOptions::default()
+        };
         let cast = step("cast", tree::Node::start(mesh, options)).await?;
         let ready = Arc::new(AtomicBool::new(false));
         let http = start_http(config, mesh, &cast, metrics, ready.clone()).await?;

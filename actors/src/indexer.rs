@@ -7,6 +7,7 @@
 //! If it dies: its subscriptions end, the knowledge is cleared, the next life builds it from the workers' inventories;
 //! meanwhile the shard decides by its own book.
 
+mod guesses;
 pub mod knowledge;
 
 use std::{
@@ -24,7 +25,11 @@ use starling_cluster::stream::{Context, Opened, StreamError};
 use starling_ids::{Incarnation, RequestId, WorkerId};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::{names, report::WorkerNews, view::View};
+use crate::{
+    names,
+    report::{BucketAsk, Subscribe, WorkerNews},
+    view::View,
+};
 use knowledge::{Knowledge, Token, Unfit};
 
 /// First wait before a subscription is tried again; doubled up to [`RETRY_MAX`].
@@ -118,7 +123,8 @@ impl IndexerState {
             if self.following.contains_key(worker) {
                 continue;
             }
-            match knowledge.follow(worker, incarnation) {
+            let silent = catalog.workers().any(|(_, known)| known.id == *worker && known.silent());
+            match knowledge.follow_as(worker, incarnation, silent) {
                 Ok(token) => {
                     let target = Target { worker: worker.clone(), incarnation, token };
                     let task = self.tasks.spawn(subscribe_for_ever(self.args.clone(), target));
@@ -188,14 +194,13 @@ enum Ended {
 async fn subscribe_once(args: &IndexerArgs, target: &Target) -> Ended {
     let endpoint = names::worker_events(target.worker.index);
     let context = Context::subscription(RequestId::default());
-    let opened = args.view.mesh().open(&target.worker.node, target.incarnation, &endpoint, context, Bytes::new());
+    let body = rmp_serde::to_vec(&Subscribe { digests: true }).map(Bytes::from).unwrap_or_default();
+    let opened = args.view.mesh().open(&target.worker.node, target.incarnation, &endpoint, context, body);
     let Opened { mut rx, tx, .. } = match tokio::time::timeout(SILENCE_LIMIT, opened).await {
         Ok(Ok(opened)) => opened,
         Ok(Err(error)) => return Ended::Unheard(error.to_string()),
         Err(_) => return Ended::Unheard(StreamError::Deadline.to_string()),
     };
-    // Nothing is sent on it.
-    tx.end();
     rx.set_inactivity(Some(SILENCE_LIMIT));
     if args.knowledge.connected(&target.worker, target.token, true).is_err() {
         return Ended::Replaced;
@@ -204,8 +209,12 @@ async fn subscribe_once(args: &IndexerArgs, target: &Target) -> Ended {
     loop {
         let reason = match rx.recv().await {
             Some(Ok(frame)) => match take(&args.knowledge, target, &frame) {
-                Ok(()) => {
+                Ok(ask) => {
                     heard = true;
+                    if let Some(bytes) = ask.and_then(|ask| rmp_serde::to_vec(&ask).ok()) {
+                        // No credit: the next digests differ as well.
+                        tx.try_send(bytes.into()).ok();
+                    }
                     continue;
                 }
                 Err(Refusal::Unfit(Unfit::Replaced)) => return Ended::Replaced,
@@ -229,7 +238,8 @@ enum Refusal {
     Unfit(#[from] Unfit),
 }
 
-fn take(knowledge: &Knowledge, target: &Target, frame: &[u8]) -> Result<(), Refusal> {
+/// Takes a frame in; what to ask the worker about it, if anything.
+fn take(knowledge: &Knowledge, target: &Target, frame: &[u8]) -> Result<Option<BucketAsk>, Refusal> {
     let (worker, token) = (&target.worker, target.token);
     let own = |of: &WorkerId| if of == worker { Ok(()) } else { Err(Refusal::Stranger(of.clone())) };
     match rmp_serde::from_slice(frame)? {
@@ -245,6 +255,14 @@ fn take(knowledge: &Knowledge, target: &Target, frame: &[u8]) -> Result<(), Refu
             own(&report.worker)?;
             knowledge.load(worker, token, report)?;
         }
+        WorkerNews::Digests(told) => {
+            own(&told.worker)?;
+            return Ok(knowledge.digests(worker, token, &told)?);
+        }
+        WorkerNews::Bucket(part) => {
+            own(&part.worker)?;
+            knowledge.bucket(worker, token, part)?;
+        }
     }
-    Ok(())
+    Ok(None)
 }

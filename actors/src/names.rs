@@ -55,6 +55,10 @@ pub const OP_ROLE: &str = "worker/role";
 /// flight.
 pub const OP_DRAIN: &str = "worker/drain";
 
+/// The operation of a worker node that puts a fault into one of its simulated engines: takes (index, `Fault`), answers the one
+/// before.
+pub const OP_FAULT: &str = "worker/fault";
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,12 +5,15 @@
 use serde::{Deserialize, Serialize};
 use starling_engine::EngineLoad;
 use starling_ids::{BlockHash, Incarnation, WorkerId};
-use starling_kv::{events::EventBatch, index::Tier};
+use starling_kv::{events::EventBatch, hash::SetDigest, index::Tier};
 
 use crate::route::{rates::Rates, split::KvLink};
 
 /// Blocks in one part of an inventory, so that a part stays below 64 KiB.
 pub const INVENTORY_PART_BLOCKS: usize = 1_024;
+
+/// Blocks in one part of a bucket, for the same reason.
+pub const BUCKET_PART_BLOCKS: usize = 2_048;
 
 /// One frame of a worker's event stream. The stream begins with a whole inventory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -21,6 +24,61 @@ pub enum WorkerNews {
     Events(EventBatch),
     /// How busy it is.
     Load(LoadReport),
+    /// What one of its caches holds, in digests; only for a subscriber that wants them.
+    Digests(CacheDigests),
+    /// What one bucket of a cache holds; the answer to a [`BucketAsk`].
+    Bucket(BucketPart),
+}
+
+/// The body of a subscription; an empty one is the default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subscribe {
+    /// The subscriber compares digests and asks for buckets.
+    pub digests: bool,
+}
+
+/// Digests of what a cache holds after all events before `seq`, from the engine's own book and not from its events: an event
+/// that was never sent, or was wrong, shows here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheDigests {
+    /// Whose.
+    pub worker: WorkerId,
+    /// In which life of its node.
+    pub incarnation: Incarnation,
+    /// Number of the first event that is not in it.
+    pub seq: u64,
+    /// Which cache.
+    pub tier: Tier,
+    /// One for each of [`starling_kv::hash::BucketDigests::BUCKETS`].
+    pub digests: Vec<SetDigest>,
+}
+
+/// What a subscriber sends when digests differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BucketAsk {
+    /// Of which cache.
+    pub tier: Tier,
+    /// Which buckets, a bit each.
+    pub buckets: u64,
+}
+
+/// A part of what one bucket holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BucketPart {
+    /// Whose.
+    pub worker: WorkerId,
+    /// In which life of its node.
+    pub incarnation: Incarnation,
+    /// Number of the first event that is not in it.
+    pub seq: u64,
+    /// Of which cache.
+    pub tier: Tier,
+    /// Which bucket.
+    pub bucket: u8,
+    /// Whether another part of the same bucket follows.
+    pub more: bool,
+    /// Blocks, in no order.
+    pub blocks: Vec<BlockHash>,
 }
 
 /// A part of an inventory. There is at least one, also of no blocks.

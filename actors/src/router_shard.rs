@@ -10,6 +10,7 @@
 //! If it dies: reservations are gone with it and gauges at zero; requests in flight go on; the next life starts with
 //! empty desks and leans on the workers' own reports until its book is whole again.
 
+mod keeper;
 mod mind;
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,7 @@ use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use starling_cluster::{
-    discovery::{Instance, InstanceKind, Lifecycle},
+    discovery::{Instance, InstanceKind},
     stream::{Context, Fault, FaultKind, Incoming, StreamHandler, StreamRx, StreamTx},
     supervise::{Handle, TaskOwner, Tasks},
 };
@@ -42,10 +43,12 @@ use crate::{
         queue::QueueConfig,
         receipt::Receipt,
         regret::Regret,
+        spread::SpreadRule,
     },
     seat::{Seat, Seated},
     view::View,
 };
+use keeper::Standing;
 use mind::{Answer, Grant, Letter, Mind, Question};
 use waiting::{Waiting, pump, wait};
 
@@ -59,21 +62,31 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(crate) struct ShardShared {
     pub(crate) view: Arc<View>,
     pub(crate) knowledge: Arc<Knowledge>,
-    policy: PolicyConfig,
-    queue: QueueConfig,
+    rules: ShardRules,
     seat: Arc<Seat<Face>>,
     handle: Handle<ShardMsg>,
+    standing: Standing,
+}
+
+/// What a shard decides by.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ShardRules {
+    pub(crate) policy: PolicyConfig,
+    pub(crate) queue: QueueConfig,
+    pub(crate) spread: SpreadRule,
+    /// Its node joins others.
+    pub(crate) joins: bool,
 }
 
 impl ShardShared {
     pub(crate) fn new(
         view: &Arc<View>,
         knowledge: &Arc<Knowledge>,
-        (policy, queue): (PolicyConfig, QueueConfig),
+        rules: ShardRules,
     ) -> Result<Arc<Self>, PolicyError> {
-        policy.build()?;
-        let (view, knowledge) = (view.clone(), knowledge.clone());
-        let shared = Arc::new(Self { view, knowledge, policy, queue, seat: Arc::default(), handle: Handle::new() });
+        rules.policy.build()?;
+        let (view, knowledge, standing) = (view.clone(), knowledge.clone(), Standing::default());
+        let shared = Arc::new(Self { view, knowledge, rules, seat: Arc::default(), handle: Handle::new(), standing });
         let endpoints = shared.view.mesh().endpoints();
         endpoints.serve(names::router_route(), Arc::new(RouteDoor(shared.clone())));
         Ok(shared)
@@ -99,9 +112,17 @@ impl ShardShared {
         self.seat.now().map_or(0, |face| lock(&face.mind).waiting())
     }
 
+    /// Takes no new slots; other shards do.
+    pub(crate) fn drain(&self) {
+        self.standing.drain();
+        self.publish();
+    }
+
     /// Writes the directory's entry.
-    pub(crate) fn publish(&self, lifecycle: Lifecycle) {
-        announce(self.view.mesh(), Instance::new(names::router_route(), InstanceKind::Router, lifecycle));
+    fn publish(&self) {
+        let (lifecycle, labels) = self.standing.entry();
+        let entry = Instance { labels, ..Instance::new(names::router_route(), InstanceKind::Router, lifecycle) };
+        announce(self.view.mesh(), entry);
     }
 
     /// Takes its door and its entry away.
@@ -149,7 +170,7 @@ impl Actor for RouterShard {
         _myself: ActorRef<ShardMsg>,
         shared: Arc<ShardShared>,
     ) -> Result<ShardState, ActorProcessingErr> {
-        let mind = Mind::new(shared.policy.clone(), shared.queue.clone(), &shared.knowledge, rand::random())?;
+        let mind = Mind::new(shared.rules.clone(), &shared.knowledge, rand::random())?;
         let mind = Arc::new(Mutex::new(mind));
         shared.knowledge.repeat_reports();
         let tasks = TaskOwner::new(RESERVATIONS_MAX);
@@ -157,8 +178,10 @@ impl Actor for RouterShard {
         if !face.tasks.spawn(pump(Arc::downgrade(&mind), shared.view.clone(), face.waits.clone())) {
             return Err("the queue is not looked after".into());
         }
+        if !face.tasks.spawn(keeper::keep(Arc::downgrade(&mind), shared.clone())) {
+            return Err("its slots are not looked after".into());
+        }
         let seated = shared.seat.sit(Arc::new(face));
-        shared.publish(Lifecycle::Serving);
         Ok(ShardState { _seated: seated, mind, _tasks: tasks })
     }
 

@@ -292,7 +292,8 @@ impl Rig {
         Self::begin(name, NodeOptions { worker: workers.map(role), router, ..NodeOptions::default() }, seeds).await
     }
 
-    async fn begin(name: &str, options: NodeOptions, seeds: Vec<String>) -> Self {
+    pub(crate) async fn begin(name: &str, options: NodeOptions, seeds: Vec<String>) -> Self {
+        let options = NodeOptions { joins: !seeds.is_empty(), ..options };
         let dir = tempfile::tempdir().expect("a temporary folder");
         let config = ClusterConfig {
             name: NodeId::new(name).expect("name"),

@@ -26,8 +26,8 @@ use starling_cluster::{
     stream::{Fault, FaultKind},
     supervise::{Handle, Policy, Restart, SuperviseError, SupervisorHandle, child},
 };
-use starling_engine::LoadedModel;
-use starling_ids::{BlockHash, NodeId, RequestId, WorkerId};
+use starling_engine::{LoadedModel, simulated::faults::Fault as EngineFault};
+use starling_ids::{BlockHash, ModelId, NodeId, RequestId, WorkerId};
 use starling_kv::{tier::TierOptions, transport::Ways};
 use thiserror::Error;
 
@@ -43,8 +43,9 @@ use crate::{
         queue::QueueConfig,
         receipt::Receipt,
         split::Role,
+        spread::SpreadRule,
     },
-    router_shard::{RouterShard, ShardShared},
+    router_shard::{RouterShard, ShardRules, ShardShared},
     transfer_agent::{AgentShared, TransferAgent},
     view::View,
     worker::{Worker, WorkerShared},
@@ -74,10 +75,18 @@ pub struct NodeOptions {
     pub policy: PolicyConfig,
     /// Tiers below each worker's device. Of the disk: the folder above those of the workers, and the bytes of each.
     pub tiers: TierOptions,
+    /// Workers tell nothing of their blocks; routers guess them from what they gave where.
+    pub kv_silent: bool,
+    /// What is wrong with its simulated engines from the beginning.
+    pub fault: EngineFault,
     /// How blocks move between processes.
     pub ways: Ways,
     /// Who waits, and for how long, while every worker is taken.
     pub queue: QueueConfig,
+    /// When a model's decisions are spread over more shards than one.
+    pub spread: SpreadRule,
+    /// The node joins others: its shard takes over from theirs when it knows what they know.
+    pub joins: bool,
 }
 
 /// Why the cast did not start.
@@ -119,10 +128,12 @@ impl Node {
         let (workers, shard, supervisors) = (Vec::new(), None, Vec::new());
         let mut node = Self { mesh: mesh.clone(), client, workers, shard, supervisors };
         if let Some(role) = options.worker {
-            node.start_workers(role, &options.tiers, options.ways).await?;
+            node.start_workers(role, (&options.tiers, options.kv_silent, options.fault), options.ways).await?;
         }
         if let Some(knowledge) = knowledge {
-            node.start_router(&view, &knowledge, (options.policy, options.queue)).await?;
+            let NodeOptions { policy, queue, spread, joins, .. } = options;
+            let rules = ShardRules { policy, queue, spread, joins };
+            node.start_router(&view, &knowledge, rules).await?;
         }
         Ok(node)
     }
@@ -200,6 +211,12 @@ impl Node {
         self.shard.as_ref().map_or(0, |shard| shard.knowledge.heard())
     }
 
+    /// Over how many shards the decisions about a model are spread, as this node sees it.
+    #[must_use]
+    pub fn parts_of(&self, model: &ModelId) -> u32 {
+        self.client.parts_of(model)
+    }
+
     /// Takes nothing new and lets what runs finish. True when all of it did before `limit` was over.
     pub async fn drain(&self, limit: Duration) -> bool {
         for worker in &self.workers {
@@ -207,7 +224,7 @@ impl Node {
         }
         if let Some(shard) = &self.shard {
             // Other shards take over; this one still answers who asks meanwhile.
-            shard.publish(Lifecycle::Draining);
+            shard.drain();
         }
         let all = futures::future::join_all(self.workers.iter().map(|worker| worker.drained()));
         tokio::time::timeout(limit, all).await.is_ok()
@@ -228,7 +245,12 @@ impl Node {
         }
     }
 
-    async fn start_workers(&mut self, role: WorkerRole, tiers: &TierOptions, ways: Ways) -> Result<(), NodeError> {
+    async fn start_workers(
+        &mut self,
+        role: WorkerRole,
+        (tiers, silent, fault): (&TierOptions, bool, EngineFault),
+        ways: Ways,
+    ) -> Result<(), NodeError> {
         let supervisor = self.mesh.supervisor().child_supervisor("workers", Policy::default()).await?;
         self.supervisors.push(supervisor.clone());
         let bundle = cards::put(&self.mesh, role.model.bundle()).ok_or(NodeError::Bundle)?;
@@ -237,7 +259,8 @@ impl Node {
         let make = move || (TransferAgent, shared.clone());
         supervisor.add(child("transfer", "transfer-agent", Restart::Permanent, &handle, make)).await?;
         for index in 0..role.count {
-            let shared = WorkerShared::new(&self.mesh, index, &role, (Some(bundle), &agent), tiers.clone());
+            let shared =
+                WorkerShared::new(&self.mesh, index, &role, (Some(bundle), &agent), (tiers.clone(), silent, fault));
             self.workers.push(shared.clone());
             let handle = shared.handle().clone();
             let make = move || (Worker, shared.clone());
@@ -246,6 +269,7 @@ impl Node {
         serve_caches(&self.mesh, self.workers.clone());
         serve_roles(&self.mesh, &self.workers);
         serve_drains(&self.mesh, &self.workers);
+        serve_faults(&self.mesh, &self.workers);
         Ok(())
     }
 
@@ -253,7 +277,7 @@ impl Node {
         &mut self,
         view: &Arc<View>,
         knowledge: &Arc<Knowledge>,
-        rules: (PolicyConfig, QueueConfig),
+        rules: ShardRules,
     ) -> Result<(), NodeError> {
         let supervisor = self.mesh.supervisor().child_supervisor("router", Policy::default()).await?;
         self.supervisors.push(supervisor.clone());
@@ -319,6 +343,27 @@ fn serve_drains(mesh: &Mesh, workers: &[Arc<WorkerShared>]) {
         })
     };
     mesh.serve_op(names::OP_DRAIN, Arc::new(answer));
+}
+
+/// Puts faults into simulated engines, also when other nodes ask for it.
+fn serve_faults(mesh: &Mesh, workers: &[Arc<WorkerShared>]) {
+    let workers = workers.to_vec();
+    let answer = move |_from: NodeId, body: Bytes| -> BoxFuture<'static, Result<Bytes, Fault>> {
+        let invalid = |text: String| Fault::new(FaultKind::Invalid, text);
+        let set = || {
+            let asked: Result<(u16, EngineFault), _> = rmp_serde::from_slice(&body);
+            let (index, fault) = asked.map_err(|error| invalid(error.to_string()))?;
+            let fault = fault.checked().ok_or_else(|| invalid(format!("{fault} is no fault")))?;
+            let worker = workers.iter().find(|worker| worker.id().index == index);
+            let worker = worker.ok_or_else(|| Fault::new(FaultKind::NotFound, format!("no worker {index} here")))?;
+            let real = || invalid(format!("{} has a real engine; only simulated ones fail on command", worker.id()));
+            let before = worker.set_fault(fault).ok_or_else(real)?;
+            let bytes = rmp_serde::to_vec(&before);
+            bytes.map(Bytes::from).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
+        };
+        Box::pin(std::future::ready(set()))
+    };
+    mesh.serve_op(names::OP_FAULT, Arc::new(answer));
 }
 
 /// Answers why requests went where they went, also to other nodes.

@@ -39,7 +39,10 @@ use starling_cluster::{
     mesh::Mesh,
     supervise::{Handle, TaskOwner},
 };
-use starling_engine::{Capabilities, EngineLoad, LoadedModel};
+use starling_engine::{
+    Capabilities, EngineLoad, LoadedModel,
+    simulated::faults::{Fault, FaultSwitch},
+};
 use starling_ids::{Incarnation, WorkerId};
 use starling_kv::tier::TierOptions;
 use tokio::sync::watch;
@@ -49,7 +52,10 @@ use crate::{
     cache_report::{self, CacheRow},
     cards, names,
     report::LoadReport,
-    route::split::{KvLink, Role},
+    route::{
+        catalog::SILENT,
+        split::{KvLink, Role},
+    },
     seat::{Seat, Seated},
     transfer_agent::{AgentShared, KvDoor},
     tree::WorkerRole,
@@ -66,6 +72,9 @@ use port::{COMMANDS_MAX, Cancels, Pulse};
 /// Streams of one worker, requests and subscribers together.
 const STREAMS_MAX: usize = 16_384;
 
+/// The name of the engine that has faults on command.
+pub(crate) const SIMULATED: &str = "simulated";
+
 /// What outlives a worker's restarts: its name, its model, its doors, whether it drains.
 pub struct WorkerShared {
     pub(crate) id: WorkerId,
@@ -78,6 +87,10 @@ pub struct WorkerShared {
     pub(crate) engine: String,
     /// The tiers below its device; the disk's folder is its own.
     tiers: TierOptions,
+    /// Its blocks are not told to routers, which guess them instead.
+    silent: bool,
+    /// What is wrong with its engine on command; only a simulated one has it.
+    faults: Option<FaultSwitch>,
     pub(crate) seat: Arc<Seat<Port>>,
     pub(crate) draining: AtomicBool,
     /// Its requests should go on elsewhere.
@@ -106,10 +119,14 @@ impl WorkerShared {
         index: u16,
         role: &WorkerRole,
         (bundle, agent): (Option<BlobDigest>, &Arc<AgentShared>),
-        mut tiers: TierOptions,
+        (mut tiers, kv_silent, fault): (TierOptions, bool, Fault),
     ) -> Arc<Self> {
         if let Some(disk) = &mut tiers.disk {
             disk.folder.push(format!("worker-{index}"));
+        }
+        let faults = (role.engine == SIMULATED).then(FaultSwitch::default);
+        if let Some(switch) = &faults {
+            switch.set(fault);
         }
         let shared = Arc::new(Self {
             id: WorkerId { node: mesh.node().clone(), index },
@@ -119,6 +136,8 @@ impl WorkerShared {
             bundle,
             engine: role.engine.clone(),
             tiers,
+            silent: kv_silent,
+            faults,
             seat: Arc::default(),
             draining: AtomicBool::new(false),
             leave: watch::channel(false).0,
@@ -165,6 +184,15 @@ impl WorkerShared {
         }
     }
 
+    /// Puts a fault into its engine; the one before, or `None` when its engine is a real one.
+    pub(crate) fn set_fault(&self, fault: Fault) -> Option<Fault> {
+        let before = self.faults.as_ref().map(|switch| switch.set(fault));
+        if before.is_some() {
+            tracing::warn!(worker = %self.id, %fault, "a fault was commanded");
+        }
+        before
+    }
+
     /// Whether its requests should leave.
     fn wish(&self) {
         self.leave.send_replace(self.draining.load(Ordering::SeqCst) || !self.duty().decodes());
@@ -207,6 +235,10 @@ impl WorkerShared {
         self.mesh.endpoints().remove(&names::worker_events(self.id.index));
         self.mesh.endpoints().remove(&names::worker_kv(self.id.index));
         withdraw(&self.mesh, &names::worker_generate(self.id.index));
+        // One that hangs could not be ended.
+        if let Some(switch) = &self.faults {
+            switch.set(Fault::None);
+        }
         self.lifecycle.send_replace(Lifecycle::Gone);
     }
 
@@ -216,6 +248,9 @@ impl WorkerShared {
         labels.insert("engine".to_owned(), self.engine.clone());
         labels.insert("role".to_owned(), self.duty().to_string());
         labels.insert("epoch".to_owned(), self.epoch.load(Ordering::Relaxed).to_string());
+        if self.silent {
+            labels.insert(SILENT.to_owned(), "off".to_owned());
+        }
         let endpoint = names::worker_generate(self.id.index);
         let instance = Instance {
             model: Some(self.model.card().id.clone()),
@@ -305,6 +340,8 @@ impl Actor for Worker {
             limits: port.limits.clone(),
             tiers: shared.tiers.clone(),
             tiers_told,
+            silent: shared.silent,
+            faults: shared.faults.clone(),
             returns,
             kv,
             agent: shared.agent.clone(),

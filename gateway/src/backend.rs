@@ -7,7 +7,7 @@ use starling_actors::{
     client::{Baggage, Slip},
     engine::{ModelCard, TokenizerBundle},
     generate::{GenerateError, GenerateFrame, GenerateSpec, ServedModel},
-    route::wishes::Wishes,
+    route::{budget::Standing, wishes::Wishes},
 };
 use starling_ids::{ModelId, RequestId};
 
@@ -71,6 +71,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Finds a worker. Resolves when one has accepted, before its first token; dropping it cancels.
     fn generate(&self, call: Call) -> BoxFuture<'static, Result<Generation, GenerateError>>;
+
+    /// How the budget of a tenant stands that has one, by what this node knows.
+    fn budget(&self, _who: &Who) -> Option<Standing> {
+        None
+    }
 
     /// Whether this node can serve.
     fn readiness(&self) -> Readiness;

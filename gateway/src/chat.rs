@@ -19,7 +19,7 @@ use crate::{
         validate::{self, PromptOrigin},
     },
     prompt::PromptModel,
-    reply,
+    ratelimit, reply,
     run::{Collected, Run, RunFault, Start},
     sse,
     text::TextRules,
@@ -74,8 +74,17 @@ async fn prepare(app: &App, ticket: &mut Ticket, request: Request<Body>) -> Resu
     Ok(Job { card, model, params, who, manner, specs, origin, shape, echo: Vec::new() })
 }
 
-/// Asks a worker and sends what it says, as a stream or as one document.
+/// Asks a worker and sends what it says, as a stream or as one document; a tenant with a budget is told how that stands.
 pub(crate) async fn answer(app: &App, names: &Names, ticket: Ticket, job: Job) -> Response {
+    let who = job.who.clone();
+    let mut response = said(app, names, ticket, job).await;
+    if let Some(standing) = app.backend.budget(&who) {
+        ratelimit::tell(response.headers_mut(), standing);
+    }
+    response
+}
+
+async fn said(app: &App, names: &Names, ticket: Ticket, job: Job) -> Response {
     let rules = TextRules {
         decoding: job.model.decoding().clone(),
         stops: job.params.stops.as_slice().into(),

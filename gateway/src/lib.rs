@@ -23,6 +23,7 @@ mod fixtures;
 mod manner;
 mod metrics;
 mod models;
+mod ratelimit;
 mod reply;
 mod run;
 mod server;

@@ -10,6 +10,7 @@ mod chat;
 mod config;
 mod debug;
 mod drain;
+mod fault;
 mod flags;
 mod inspect;
 mod instances;
@@ -74,6 +75,7 @@ enum Verb {
     Instances(instances::Instances),
     Actors(actors::Actors),
     Role(role::SetRole),
+    Fault(fault::SetFault),
     Drain(drain::Drain),
     Why(why::Why),
     Chat(chat::Chat),
@@ -150,6 +152,7 @@ async fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Instances(instances) => instances.run().await,
         Verb::Actors(actors) => actors.run().await,
         Verb::Role(role) => role.run().await,
+        Verb::Fault(fault) => fault.run().await,
         Verb::Drain(drain) => drain.run().await,
         Verb::Why(why) => why.run().await,
         Verb::Bench(bench) => bench.run(),

@@ -11,7 +11,7 @@ pub mod settings;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
 use starling_actors::route::{policy::PolicyConfig, queue::QueueConfig, split::Role};
-use starling_engine::{Activations, EngineKind, KernelChoice};
+use starling_engine::{Activations, EngineKind, KernelChoice, simulated::faults::Fault};
 use starling_ids::{ModelId, NodeId};
 use starling_kv::transport::TransportKind;
 use thiserror::Error;
@@ -147,6 +147,10 @@ pub struct Config {
     pub queue: QueueConfig,
     /// What its workers are for.
     pub worker_role: Role,
+    /// Its workers tell nothing of their blocks.
+    pub kv_silent: bool,
+    /// What is wrong with its simulated engines.
+    pub fault: Fault,
     /// File with the API keys of the gateway; `None` leaves the API open.
     pub api_keys_file: Option<PathBuf>,
     /// Members to join by, `host:port` or `file:path`.
@@ -218,6 +222,8 @@ impl Config {
             session_header: read.session_header()?,
             queue: read.queue()?,
             worker_role: read.parsed("worker-role")?.unwrap_or_default(),
+            kv_silent: read.kv_silent()?,
+            fault: read.parsed("fault")?.unwrap_or_default(),
             api_keys_file: read.path("api-keys-file")?,
             seeds: read.seeds()?,
             labels: read.labels()?,
@@ -242,6 +248,11 @@ impl Config {
             && bind.is_ipv4() != advertise.is_ipv4()
         {
             return wrong("bind and advertise are of different families: both IPv4 or both IPv6");
+        }
+        if self.fault != Fault::None && self.engine != EngineKind::Simulated {
+            return wrong(
+                "only the simulated engine has faults on command: give --engine simulated as well, or leave --fault out",
+            );
         }
         if self.roles.worker && self.engine == EngineKind::Embedded {
             self.check_model()?;
@@ -337,6 +348,16 @@ mod tests {
     }
 
     #[test]
+    fn faults_are_for_the_simulated_engine_alone() {
+        let flags = [("engine", "simulated"), ("fault", "slow=2.5"), ("kv-events", "off")];
+        let config = typed(false, &flags).unwrap();
+        assert_eq!((config.fault, config.kv_silent), (Fault::Slow(2.5), true));
+        assert_eq!(typed(false, &[("engine", "simulated")]).unwrap().fault, Fault::None);
+        let refused = typed(false, &[("engine", "embedded"), ("fault", "hang")]).and_then(Config::validate);
+        assert!(refused.unwrap_err().to_string().contains("--engine simulated"));
+    }
+
+    #[test]
     fn wrong_values_name_the_setting_the_source_and_the_rule() {
         for (name, text) in [
             ("workers", "0"),
@@ -352,6 +373,8 @@ mod tests {
             ("kv-disk-size", "1000"),
             ("kv-disk-size", "99999999TiB"),
             ("kv-transport", "mem"),
+            ("kv-events", "maybe"),
+            ("fault", "slow=1"),
             ("name", "Not A Name"),
             ("seeds", "host-without-port"),
             ("label", "=north"),

@@ -156,6 +156,15 @@ impl Reader<'_> {
         Ok(QueueConfig { places, tenant_places, wait_ms_max, order, ..QueueConfig::default() })
     }
 
+    /// Whether workers keep to themselves what they hold.
+    pub(super) fn kv_silent(&self) -> Result<bool, ConfigError> {
+        match self.value("kv-events").map_or("on", |value| value.text.as_str()) {
+            "on" => Ok(false),
+            "off" => Ok(true),
+            _ => Err(self.wrong("kv-events")),
+        }
+    }
+
     /// Which roles.
     pub(super) fn roles(&self) -> Result<Roles, ConfigError> {
         let text = self.value("role").map_or("", |v| v.text.as_str());

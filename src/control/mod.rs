@@ -30,6 +30,8 @@ pub mod op {
     pub const ROLE: &str = "node/role";
     /// (worker as `NODE/INDEX`, nothing): drains it; answers how many requests it has in flight.
     pub const DRAIN: &str = "node/drain";
+    /// (worker as `NODE/INDEX`, fault): puts it into the worker's simulated engine; answers the fault before.
+    pub const FAULT: &str = "node/fault";
     /// A [`super::KeysAsk`]: answers a [`super::KeysTold`].
     pub const KEYS: &str = "node/keys";
     /// A path: makes that actor panic; answers whether there is one.

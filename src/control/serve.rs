@@ -10,7 +10,7 @@ use futures::{StreamExt, future::BoxFuture};
 use serde::{Serialize, de::DeserializeOwned};
 use starling_actors::{
     cache_report::CacheRow,
-    names::{OP_CACHES, OP_DRAIN, OP_RECEIPTS, OP_ROLE},
+    names::{OP_CACHES, OP_DRAIN, OP_FAULT, OP_RECEIPTS, OP_ROLE},
     route::{receipt::Receipt, split::Role},
 };
 use starling_cluster::{
@@ -18,6 +18,7 @@ use starling_cluster::{
     mesh::Mesh,
     stream::{Fault, FaultKind},
 };
+use starling_engine::simulated::faults::Fault as EngineFault;
 use starling_ids::NodeId;
 
 use super::{
@@ -42,6 +43,7 @@ pub fn serve(mesh: &Mesh) {
     answer(mesh, op::WHY, |mesh, body| Box::pin(async move { encode(&why(&mesh, body).await) }));
     answer(mesh, op::ROLE, |mesh, body| Box::pin(async move { set_role(&mesh, &body).await }));
     answer(mesh, op::DRAIN, |mesh, body| Box::pin(async move { set_drain(&mesh, &body).await }));
+    answer(mesh, op::FAULT, |mesh, body| Box::pin(async move { set_fault(&mesh, &body).await }));
     answer(mesh, op::KEYS, |mesh, body| Box::pin(async move { super::keys::answer(&mesh, &body).await }));
     answer(mesh, op::PANIC, |mesh, body| {
         Box::pin(async move {
@@ -151,6 +153,12 @@ async fn set_role(mesh: &Mesh, body: &[u8]) -> Result<Bytes, Fault> {
 async fn set_drain(mesh: &Mesh, body: &[u8]) -> Result<Bytes, Fault> {
     let in_flight: u64 = tell_worker::<(), _>(mesh, OP_DRAIN, body).await?;
     encode(&in_flight)
+}
+
+/// Hands a fault on command to the worker's node.
+async fn set_fault(mesh: &Mesh, body: &[u8]) -> Result<Bytes, Fault> {
+    let before: EngineFault = tell_worker::<EngineFault, _>(mesh, OP_FAULT, body).await?;
+    encode(&before)
 }
 
 /// Hands `(worker as NODE/INDEX, something)` to that worker's node as `(index, something)`; its answer.

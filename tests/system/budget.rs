@@ -9,13 +9,25 @@ use crate::harness::{Cluster, Node, PATIENCE, ask, client, until};
 /// Tokens per minute: 10 a second, 150 at once.
 const BUDGET: f64 = 600.0;
 
+/// Tokens left and until when they are all back, as a reply tells; within what the budget allows.
+fn told(reply: &reqwest::Response) -> f64 {
+    let header = |name: &str| reply.headers()[name].to_str().unwrap().to_owned();
+    assert_eq!(header("x-ratelimit-limit-tokens"), "600");
+    assert!(header("x-ratelimit-reset-tokens").ends_with('s'));
+    let left: f64 = header("x-ratelimit-remaining-tokens").parse().unwrap();
+    assert!((0.0..=BUDGET / 4.0).contains(&left), "{left}");
+    left
+}
+
 /// Asks until it is refused; the tokens that it got, and the refusal.
 async fn spend(gateway: &Node, model: &str, key: &str) -> (f64, reqwest::Response) {
     let mut tokens = 0.0;
     loop {
         let request = client().post(gateway.url("/v1/chat/completions")).bearer_auth(key);
         let reply = request.json(&ask(model, "hello", 5)).send().await.unwrap();
+        let left = told(&reply);
         if reply.status() != 200 {
+            assert!(left <= 20.0, "{left} left, and refused");
             return (tokens, reply);
         }
         let body: Value = reply.json().await.unwrap();
@@ -59,6 +71,8 @@ async fn a_tenant_that_spent_its_budget_at_one_gateway_is_refused_at_the_other()
     assert!(spend(&two, &one.model, "key-of-ads").await.0 > 0.0);
     for _ in 0..20 {
         let request = client().post(two.url("/v1/chat/completions")).bearer_auth("key-of-nobody");
-        assert_eq!(request.json(&ask(&one.model, "hello", 5)).send().await.unwrap().status(), 200);
+        let reply = request.json(&ask(&one.model, "hello", 5)).send().await.unwrap();
+        assert_eq!(reply.status(), 200);
+        assert!(!reply.headers().contains_key("x-ratelimit-limit-tokens"), "without a budget there is none to tell");
     }
 }

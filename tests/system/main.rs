@@ -12,6 +12,7 @@ mod balance;
 mod budget;
 mod churn;
 mod cli;
+mod commanded;
 mod failover;
 mod faults;
 mod harness;

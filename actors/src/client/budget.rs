@@ -19,7 +19,7 @@ use crate::{
     generate::GenerateError,
     names,
     route::budget::{
-        Lease, LeaseAsk,
+        Lease, LeaseAsk, Standing,
         lessee::{Lessee, Spend},
         owners,
     },
@@ -93,6 +93,11 @@ impl Budgets {
     fn lessee(&self) -> MutexGuard<'_, Lessee> {
         self.lessee.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How a tenant's budget stands here; `None` without one.
+pub(super) fn standing(budgets: &Budgets, tenant: &str, per_minute: u64) -> Option<Standing> {
+    (per_minute > 0).then(|| budgets.lessee().standing(tenant, per_minute, budgets.now()))
 }
 
 /// Pays for a request, if its tenant has a budget.

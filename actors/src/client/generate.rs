@@ -6,14 +6,10 @@ use std::{sync::Arc, time::Duration};
 
 use starling_cluster::stream::Context;
 use starling_engine::ModelCard;
-use starling_kv::hash::block_hashes;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Call, GenerateStream, Inner, REACH_WAIT, budget::pay, journey::Journey};
-use crate::{
-    generate::{GenerateError, GenerateSpec, RouteRequest},
-    route::wishes::Wishes,
-};
+use super::{Call, GenerateStream, Inner, REACH_WAIT, budget::pay, journey::Journey, question::Hashing};
+use crate::generate::{GenerateError, GenerateSpec};
 
 pub(super) async fn generate(inner: &Arc<Inner>, call: Call) -> Result<GenerateStream, GenerateError> {
     let deadline = Instant::now() + call.time_left.min(Duration::from_secs(86_400));
@@ -21,13 +17,14 @@ pub(super) async fn generate(inner: &Arc<Inner>, call: Call) -> Result<GenerateS
     let card = card(inner, &call.spec)?;
     let paid = timeout_at(deadline, pay(inner, &call)).await;
     let charge = paid.map_err(|_| GenerateError::Deadline)??;
-    let ask = route_request(&call, &card);
+    let hashing = Hashing::of(&call.spec, &card);
+    let ask = hashing.question(&call);
     let mut context = Context::new(call.request, call.time_left);
     context.trace_parent = call.trace_parent;
     context.baggage = call.baggage;
     context.tenant = call.tenant;
     context.priority = call.priority;
-    let mut journey = Journey::new(inner.clone(), ask, call.spec, context, deadline);
+    let mut journey = Journey::new(inner.clone(), (ask, hashing), call.spec, context, deadline);
     journey.charge = charge;
     journey.slip = call.slip;
     let (opened, routed) = journey.begin().await?;
@@ -51,24 +48,4 @@ fn card(inner: &Inner, spec: &GenerateSpec) -> Result<ModelCard, GenerateError> 
         return Err(GenerateError::ContextLength { prompt, context });
     }
     Ok(model.card.clone())
-}
-
-fn route_request(call: &Call, card: &ModelCard) -> RouteRequest {
-    let spec = &call.spec;
-    let seed = card.hash_seed.scoped(None, spec.cache_salt.as_deref());
-    RouteRequest {
-        request: call.request,
-        model: spec.model.clone(),
-        hashes: block_hashes(seed, &spec.prompt, card.block_tokens as usize),
-        prompt_tokens: u32::try_from(spec.prompt.len()).unwrap_or(u32::MAX),
-        answer_tokens_max: spec.choices.saturating_mul(spec.stop.tokens_max),
-        exclude: Vec::new(),
-        failed: Vec::new(),
-        choices: spec.choices,
-        session: call.session.clone(),
-        may_wait: true,
-        begun: false,
-        weight: call.weight,
-        wishes: Wishes { receipt: call.slip.is_some(), ..call.wishes.clone() },
-    }
 }

@@ -17,6 +17,7 @@ use super::{
     Inner, REACH_WAIT,
     budget::Charge,
     outcome::{Tries, is_fault},
+    question::Hashing,
     route::{Hold, Routed, route},
     slip::Slip,
     stream::Leg,
@@ -48,6 +49,7 @@ const WAIT_STEP: Duration = Duration::from_millis(100);
 pub(super) struct Journey {
     pub(super) inner: Arc<Inner>,
     pub(super) ask: RouteRequest,
+    hashing: Hashing,
     pub(super) spec: GenerateSpec,
     pub(super) context: Context,
     pub(super) deadline: Instant,
@@ -80,14 +82,14 @@ struct Sent<'a> {
 impl Journey {
     pub(super) fn new(
         inner: Arc<Inner>,
-        ask: RouteRequest,
+        (ask, hashing): (RouteRequest, Hashing),
         spec: GenerateSpec,
         context: Context,
         deadline: Instant,
     ) -> Self {
         let (begun, losses, fruitless) = (Instant::now(), 0, 0);
         let (charge, slip, moves, revision) = (None, None, None, None);
-        Self { inner, ask, spec, context, deadline, begun, losses, charge, slip, fruitless, moves, revision }
+        Self { inner, ask, hashing, spec, context, deadline, begun, losses, charge, slip, fruitless, moves, revision }
     }
 
     /// A worker that takes the request, and its stream.
@@ -205,6 +207,7 @@ impl Journey {
 
     async fn find(&mut self, mut tries: Tries) -> Result<(Opened, Routed), GenerateError> {
         let (mut attempt, mut crowded) = (0, 0);
+        self.hashing.go_on(&mut self.ask, &self.spec);
         while attempt < TRIES_MAX {
             if attempt > 0 && !self.inner.failures.retry() {
                 metrics::counter!(Metric::GatewayRetriesDenied.name()).increment(1);

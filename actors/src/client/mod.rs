@@ -12,6 +12,7 @@ mod journey;
 mod moving;
 mod outcome;
 mod own_load;
+mod question;
 mod route;
 mod slip;
 mod stream;
@@ -26,7 +27,7 @@ use tokio::time::Instant;
 use crate::{
     generate::{GenerateError, GenerateSpec, ServedModel},
     indexer::knowledge::Knowledge,
-    route::wishes::Wishes,
+    route::{budget::Standing, wishes::Wishes},
     view::View,
 };
 use budget::Budgets;
@@ -119,6 +120,18 @@ impl ClusterClient {
     #[must_use]
     pub fn announces(&self, model: &ModelId) -> bool {
         self.inner.view.catalog().announced.contains(model)
+    }
+
+    /// How a tenant's budget of so many tokens per minute stands, by what this client knows; `None` without a budget.
+    #[must_use]
+    pub fn budget(&self, tenant: &str, per_minute: u64) -> Option<Standing> {
+        budget::standing(&self.inner.budgets, tenant, per_minute)
+    }
+
+    /// Over how many shards the decisions about a model are spread.
+    #[must_use]
+    pub fn parts_of(&self, model: &ModelId) -> u32 {
+        self.inner.view.catalog().parts_of(model)
     }
 
     /// Waits for a model that cannot be asked for now but in a moment, at most [`REACH_WAIT`]. Resolves at once when it can be, or

@@ -19,7 +19,7 @@ use crate::{
         catalog::{Catalog, CatalogWorker},
         fallback::two_choices,
         receipt::Receipt,
-        slots::{SLOTS, rank, slot_of},
+        slots::{rank, slot_of},
     },
 };
 
@@ -137,7 +137,7 @@ enum Asked {
 
 async fn ask_shards(inner: &Inner, ask: &RouteRequest, context: &Context) -> Asked {
     let catalog = inner.view.catalog();
-    let slot = slot_of(ask.hashes.first().copied(), SLOTS);
+    let slot = slot_of(ask.session.as_deref(), ask.hashes.first().copied(), catalog.parts_of(&ask.model));
     let mut shards = rank(&ask.model, slot, catalog.routers.clone());
     shards.extend(rank(&ask.model, slot, catalog.routers_suspect.clone()));
     let last_word = |fault: &Fault| match fault.kind {

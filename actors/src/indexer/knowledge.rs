@@ -13,11 +13,12 @@ use std::{
 
 use starling_ids::{BlockHash, Incarnation, Metric, WorkerId};
 use starling_kv::{
-    events::{EventBatch, EventCursor, WrongIncarnation},
-    index::{Cache, Holder, IndexError, IndexLimits, Overlap, PrefixIndex, Tier},
+    events::{EventBatch, EventCursor, KvEvent, WrongIncarnation},
+    index::{Bucket, Cache, Holder, IndexError, IndexLimits, Overlap, PrefixIndex, Tier},
 };
 
-use crate::report::{InventoryPart, LoadReport};
+use super::guesses::Guesses;
+use crate::report::{BucketAsk, BucketPart, CacheDigests, InventoryPart, LoadReport};
 
 /// A worker not heard for this long is not given requests while there are others.
 pub const SILENCE_MAX: Duration = Duration::from_secs(2);
@@ -75,6 +76,10 @@ struct Followed {
     parts: [Vec<(Option<BlockHash>, BlockHash)>; Tier::ALL.len()],
     /// How far the events were read; `None` before the inventory is whole.
     cursor: Option<EventCursor>,
+    /// Parts of a bucket that is not whole yet.
+    bucket: Vec<BlockHash>,
+    /// What it may hold, when it tells nothing of its blocks.
+    guesses: Option<Guesses>,
 }
 
 impl Followed {
@@ -102,12 +107,14 @@ pub struct Knowledge {
     began: Instant,
     /// Changed while `inner` is locked for writing, so that a replaced subscription changes nothing.
     index: PrefixIndex,
+    limits: IndexLimits,
     inner: RwLock<Inner>,
 }
 
 impl Default for Knowledge {
     fn default() -> Self {
-        Self { began: Instant::now(), index: PrefixIndex::new(IndexLimits::default()), inner: RwLock::default() }
+        let limits = IndexLimits::default();
+        Self { began: Instant::now(), index: PrefixIndex::new(limits), limits, inner: RwLock::default() }
     }
 }
 
@@ -200,15 +207,36 @@ impl Knowledge {
         self.read().followed.values().filter(|followed| followed.cursor.is_some() && followed.sound(now)).count()
     }
 
-    /// Begins to follow a worker's life; the token is its subscription's.
+    /// Whether the inventories of all these lives are here.
+    pub(crate) fn covers<'a>(&self, workers: impl IntoIterator<Item = (&'a WorkerId, Incarnation)>) -> bool {
+        let inner = self.read();
+        workers.into_iter().all(|(worker, incarnation)| {
+            let followed = inner.followed.get(worker).filter(|followed| followed.incarnation == incarnation);
+            followed.is_some_and(|followed| followed.cursor.is_some())
+        })
+    }
+
+    /// As [`Self::follow_as`], for a worker that tells of its blocks.
+    #[cfg(test)]
     pub(crate) fn follow(&self, worker: &WorkerId, incarnation: Incarnation) -> Result<Token, IndexError> {
+        self.follow_as(worker, incarnation, false)
+    }
+
+    /// Begins to follow a worker's life; the token is its subscription's. A silent one tells nothing of its blocks.
+    pub(crate) fn follow_as(
+        &self,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+        silent: bool,
+    ) -> Result<Token, IndexError> {
         let since = self.now();
         let mut inner = self.write();
         self.index.add_worker(worker.clone(), incarnation)?;
         inner.tokens += 1;
         let token = Token(inner.tokens);
         let (heard, report, parts, cursor) = (None, None, Default::default(), None);
-        let followed = Followed { token, incarnation, since, connected: false, heard, report, parts, cursor };
+        let (connected, bucket, guesses) = (false, Vec::new(), silent.then(Guesses::default));
+        let followed = Followed { token, incarnation, since, connected, heard, report, parts, cursor, bucket, guesses };
         inner.followed.insert(worker.clone(), followed);
         Ok(token)
     }
@@ -250,6 +278,10 @@ impl Knowledge {
             return Ok(());
         }
         let blocks = std::mem::take(&mut followed.parts);
+        if let Some(guesses) = &mut followed.guesses {
+            // Its cache may be a new one.
+            *guesses = Guesses::default();
+        }
         let mut cursor = EventCursor::new(followed.incarnation);
         cursor.resynced(part.incarnation, part.seq)?;
         followed.cursor = Some(cursor);
@@ -283,6 +315,97 @@ impl Knowledge {
         metrics::counter!(Metric::IndexEvents.name()).increment(ready.events.len() as u64);
         self.gauge();
         Ok(())
+    }
+
+    /// Compares what a cache holds with what is known of it; the buckets to ask for when they differ.
+    pub(crate) fn digests(
+        &self,
+        worker: &WorkerId,
+        token: Token,
+        told: &CacheDigests,
+    ) -> Result<Option<BucketAsk>, Unfit> {
+        let now = self.now();
+        let mut inner = self.write();
+        let followed = inner.by(worker, token)?;
+        followed.heard = Some(now);
+        let at = followed.cursor.as_ref().ok_or(Unfit::NoInventory)?.next();
+        // A full index has let go of blocks on purpose; asked for, they would push out others.
+        let full = self.index.memberships() >= self.limits.memberships_max / 100 * 99;
+        if told.incarnation != followed.incarnation || told.seq != at || full {
+            return Ok(None);
+        }
+        let known = self.index.digests(worker, Cache { rank: 0, tier: told.tier });
+        let pairs = known.parts().iter().zip(&told.digests).enumerate();
+        let differing = pairs.filter(|(_, (known, told))| known != told).map(|(bucket, _)| bucket);
+        let buckets = differing.fold(0, |mask, bucket| mask | 1u64 << bucket);
+        if buckets != 0 {
+            tracing::warn!(%worker, tier = ?told.tier, buckets = buckets.count_ones(), "its events were not all it did");
+        }
+        Ok((buckets != 0).then_some(BucketAsk { tier: told.tier, buckets }))
+    }
+
+    /// Takes a part of a bucket; the last one replaces what was known of that bucket, and of nothing else.
+    pub(crate) fn bucket(&self, worker: &WorkerId, token: Token, part: BucketPart) -> Result<(), Unfit> {
+        let now = self.now();
+        let mut inner = self.write();
+        let followed = inner.by(worker, token)?;
+        followed.heard = Some(now);
+        let at = followed.cursor.as_ref().ok_or(Unfit::NoInventory)?.next();
+        if part.incarnation != followed.incarnation || part.seq != at {
+            followed.bucket = Vec::new();
+            return Ok(());
+        }
+        followed.bucket.extend(part.blocks);
+        if part.more {
+            return Ok(());
+        }
+        let blocks = std::mem::take(&mut followed.bucket);
+        let (cache, right) =
+            (Cache { rank: 0, tier: part.tier }, Bucket { bucket: usize::from(part.bucket), blocks: &blocks });
+        self.index.repair(worker, part.incarnation, cache, right)?;
+        metrics::counter!(Metric::IndexRepairs.name()).increment(1);
+        self.gauge();
+        Ok(())
+    }
+
+    /// A request was given to a worker. Of one that tells nothing of its blocks it is assumed that it keeps the prompt for a
+    /// while, within what its pool holds.
+    pub(crate) fn gave(&self, worker: &WorkerId, incarnation: Incarnation, chain: &[BlockHash], blocks_max: u32) {
+        if chain.is_empty() || self.read().followed.get(worker).is_none_or(|followed| followed.guesses.is_none()) {
+            return;
+        }
+        let now = self.now();
+        let mut inner = self.write();
+        let followed = inner.followed.get_mut(worker).filter(|followed| followed.incarnation == incarnation);
+        let Some(guesses) = followed.and_then(|followed| followed.guesses.as_mut()) else { return };
+        let mut gone = guesses.expire(now);
+        gone.extend(guesses.expect(chain, blocks_max as usize, now));
+        let (parent, blocks) = (None, chain.to_vec());
+        self.change(worker, incarnation, &KvEvent::Stored { parent, blocks });
+        self.change(worker, incarnation, &KvEvent::Removed { blocks: gone });
+        self.gauge();
+    }
+
+    /// Forgets guesses that are too old to be good.
+    pub(crate) fn expire_guesses(&self) {
+        if self.read().followed.values().all(|followed| followed.guesses.is_none()) {
+            return;
+        }
+        let now = self.now();
+        let mut inner = self.write();
+        for (worker, followed) in &mut inner.followed {
+            let gone = followed.guesses.as_mut().map_or_else(Vec::new, |guesses| guesses.expire(now));
+            if !gone.is_empty() {
+                self.change(worker, followed.incarnation, &KvEvent::Removed { blocks: gone });
+            }
+        }
+    }
+
+    /// A guessed change. One that the index refuses was about a worker that is gone.
+    fn change(&self, worker: &WorkerId, incarnation: Incarnation, event: &KvEvent) {
+        if let Err(error) = self.index.apply(worker, incarnation, event) {
+            tracing::debug!(%worker, %error, "a guess is not kept");
+        }
     }
 
     /// Takes a load report.

@@ -37,6 +37,8 @@ pub struct Ask<'a> {
     pub wishes: Option<&'a Wishes>,
     /// Labels of the node where the request came in.
     pub origin: Option<&'a Labels>,
+    /// It has waited so long that it may also wait for KV blocks where it goes: large prompts do not starve behind small ones.
+    pub overdue: bool,
 }
 
 impl Default for Ask<'_> {
@@ -55,6 +57,7 @@ impl Default for Ask<'_> {
             failed: &[],
             wishes: None,
             origin: None,
+            overdue: false,
         }
     }
 }
@@ -79,3 +82,10 @@ pub struct Decision {
 /// Names one reservation of one desk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub(super) u64);
+
+/// Prompt tokens that a worker with so many leading blocks lacks, and the blocks that they take.
+pub(super) fn missing(ask: &Ask<'_>, hit_blocks: u32) -> (u64, u64) {
+    let hit_tokens = u64::from(hit_blocks) * u64::from(ask.block_tokens);
+    let tokens = u64::from(ask.prompt_tokens).saturating_sub(hit_tokens).max(1);
+    (tokens, tokens.div_ceil(u64::from(ask.block_tokens.max(1))))
+}

@@ -16,8 +16,15 @@ use starling_cluster::{
 use starling_engine::{Capabilities, EngineLimits, ModelCard};
 use starling_ids::{Incarnation, ModelId, NodeId, WorkerId};
 
-use super::{split::Role, wishes::Labels};
+use super::{split::Role, spread::PARTS_MAX, wishes::Labels};
 use crate::names;
+
+/// A worker's label, of the value `off`, that says that it tells nothing of its blocks.
+pub const SILENT: &str = "kv-events";
+
+/// A router's label of this beginning, and a model's name after it, tells over how many slots that one's decisions should be
+/// spread.
+pub const PARTS: &str = "parts.";
 
 /// A worker that can be asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +41,14 @@ pub struct CatalogWorker {
     pub suspect: bool,
     /// Labels of its node and its own.
     pub labels: Arc<Labels>,
+}
+
+impl CatalogWorker {
+    /// Whether it tells nothing of its blocks, so that what it holds must be guessed.
+    #[must_use]
+    pub fn silent(&self) -> bool {
+        self.labels.get(SILENT).is_some_and(|value| value == "off")
+    }
 }
 
 /// A model and who serves it.
@@ -58,6 +73,8 @@ pub struct Catalog {
     pub routers: Vec<NodeId>,
     /// Nodes with a router shard that failed a probe and may refute.
     pub routers_suspect: Vec<NodeId>,
+    /// Models whose decisions are spread over several shards, and over how many.
+    pub parts: BTreeMap<ModelId, u32>,
     /// Models that some worker names, whether it can be asked now or not.
     pub announced: BTreeSet<ModelId>,
     /// Models of workers that serve and cannot be asked from here yet: no link leads to them now, or the rest of their record
@@ -96,7 +113,8 @@ impl Catalog {
         catalog.awaited.extend(cut.filter_map(|(_, instance)| instance.model.clone()));
         let unread = snapshot.nodes.iter().any(|view| view.record.version == 0);
         catalog.blank = unread && catalog.announced.is_empty();
-        for (view, _, routable) in snapshot.routable(InstanceKind::Router) {
+        for (view, instance, routable) in snapshot.routable(InstanceKind::Router) {
+            catalog.add_parts(instance);
             let suspect = routable == Routable::LastResort;
             let list = if suspect { &mut catalog.routers_suspect } else { &mut catalog.routers };
             list.push(view.record.node.clone());
@@ -107,6 +125,24 @@ impl Catalog {
     /// Every worker with its model's card.
     pub fn workers(&self) -> impl Iterator<Item = (&ModelCard, &CatalogWorker)> {
         self.models.values().flat_map(|model| model.workers.iter().map(move |worker| (&model.card, worker)))
+    }
+
+    /// Over how many slots a model's decisions are spread.
+    #[must_use]
+    pub fn parts_of(&self, model: &ModelId) -> u32 {
+        self.parts.get(model).copied().unwrap_or(1)
+    }
+
+    /// What a router wishes for hot models: the highest wish of all is in force.
+    fn add_parts(&mut self, router: &Instance) {
+        for (key, value) in &router.labels {
+            let Some(model) = key.strip_prefix(PARTS).and_then(|name| ModelId::new(name).ok()) else { continue };
+            let wish = value.parse().unwrap_or(1).clamp(1, PARTS_MAX);
+            if wish > 1 {
+                let parts = self.parts.entry(model).or_insert(1);
+                *parts = wish.max(*parts);
+            }
+        }
     }
 
     /// Whether a model cannot be asked for now, but in a moment: a request for it should wait for that moment.

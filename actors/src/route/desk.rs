@@ -25,6 +25,7 @@ use super::{
     columns::Lanes,
     fleet::{Fleet, Places, Slot, Standing},
     gate::Gate,
+    overlay::Overlay,
     policy::{Choice, Cost, Policy, Question, Scratch, mix},
     queue::rooms::Rooms,
     receipt::{CANDIDATES_MAX, Head, Outcome, Receipt, Receipts, Seen},
@@ -44,12 +45,17 @@ const ANSWER_PACE: f64 = 0.02;
 pub struct Desk {
     fleet: Fleet,
     policy: Policy,
+    /// It goes by time.
+    by_ms: bool,
     held: HashMap<Ticket, Held>,
     /// Oldest first, by slot.
     recent: Vec<VecDeque<Recent>>,
     hits: Vec<u32>,
     lanes: Lanes,
     found: Vec<(Slot, u32)>,
+    overlay: Overlay,
+    /// What the overlay adds to the hits of a decision under way: the slot, and what it has by its worker's own word.
+    expected: Vec<(Slot, u32)>,
     eligible: Vec<Slot>,
     scratch: Scratch,
     /// Candidates of one receipt.
@@ -66,14 +72,18 @@ impl Desk {
     /// A desk without workers. Desks of different seeds break first ties differently.
     #[must_use]
     pub fn new(policy: Policy, seed: u64) -> Self {
+        let by_ms = policy.scorers.iter().any(|(_, scorer)| scorer.name() == "ms");
         Self {
             fleet: Fleet::default(),
             policy,
+            by_ms,
             held: HashMap::new(),
             recent: Vec::new(),
             hits: Vec::new(),
             lanes: Lanes::default(),
             found: Vec::new(),
+            overlay: Overlay::default(),
+            expected: Vec::new(),
             eligible: Vec::new(),
             scratch: Scratch::default(),
             shown: Vec::new(),
@@ -178,12 +188,14 @@ impl Desk {
                 *hit = (*hit).max(*depth);
             }
         }
+        if self.by_ms {
+            self.foresee(&ask);
+        }
         let draw = mix(self.seed, self.decisions);
         self.list(&ask, draw, now);
         let question = Question { ask: &ask, fleet: &self.fleet, hits: &self.hits, draw };
         let choice = self.policy.choose(&question, &self.eligible, &mut self.scratch);
-        let by_ms = self.policy.scorers.iter().any(|(_, scorer)| scorer.name() == "ms");
-        let joint = choice.map(|choice| split::join(&question, &self.eligible, choice.slot, by_ms));
+        let joint = choice.map(|choice| self.join(&ask, choice, draw));
         let decision = choice.zip(joint).and_then(|(choice, (slot, source))| {
             self.write_down(&ask, choice, source.is_some(), (now, draw));
             self.reserve(&ask, Choice { slot, ..choice }, source, now)
@@ -191,12 +203,47 @@ impl Desk {
         if let Some(Decision { ticket, worker, source: Some(source), .. }) = &decision {
             self.receipts.fed(*ticket, worker.clone(), source.clone());
         }
-        for (slot, _) in hits {
+        for (slot, _) in hits.iter().chain(&self.expected) {
             if let Some(hit) = self.hits.get_mut(*slot) {
                 *hit = 0;
             }
         }
+        self.expected.clear();
         decision
+    }
+
+    /// Adds to the hits what requests that run will leave behind where they run.
+    fn foresee(&mut self, ask: &Ask<'_>) {
+        let Self { overlay, hits, expected, fleet, .. } = self;
+        let step = |slot: Slot| fleet.places[slot].step_tokens.div_ceil(ask.block_tokens.max(1)) as usize;
+        overlay.find(ask.hashes, step, |slot, depth| {
+            if let Some(hit) = hits.get_mut(slot)
+                && *hit < depth
+            {
+                expected.push((slot, std::mem::replace(hit, depth)));
+            }
+        });
+    }
+
+    /// Who answers, and where the first blocks come from: only blocks that are there can come. What the chosen one is about
+    /// to compute is as good as there for itself alone.
+    fn join(&mut self, ask: &Ask<'_>, choice: Choice, draw: u64) -> (Slot, Option<split::Source>) {
+        let mut waits = false;
+        for (slot, told) in self.expected.iter_mut().rev() {
+            if *slot == choice.slot {
+                waits = true;
+            } else {
+                std::mem::swap(told, &mut self.hits[*slot]);
+            }
+        }
+        let question = Question { ask, fleet: &self.fleet, hits: &self.hits, draw };
+        let joint = split::join(&question, &self.eligible, choice.slot, self.by_ms && !waits);
+        for (slot, told) in &mut self.expected {
+            if *slot != choice.slot {
+                std::mem::swap(told, &mut self.hits[*slot]);
+            }
+        }
+        joint
     }
 
     /// Slots that may be chosen now, into `eligible`: doubtful, cooling and cut-off ones only when none of the others may have
@@ -211,7 +258,7 @@ impl Desk {
                 break;
             }
         }
-        gate.keep_open(ask, fleet, now, eligible);
+        gate.keep_open(ask, (fleet, hits), now, eligible);
         let decodes = |slot: &Slot| fleet.places[*slot].role.decodes();
         if fleet.has_specialists() && eligible.iter().any(decodes) {
             eligible.retain(decodes);

@@ -6,10 +6,11 @@
 use std::time::Duration;
 
 use super::{
+    ask::missing,
     breaker::{Breaker, State},
     desk::{Ask, Ticket},
     fleet::{Fleet, Slot, Standing},
-    queue::rooms::Rooms,
+    queue::rooms::{Need, Rooms},
 };
 
 /// How long a worker that failed a request is used only when there is no other.
@@ -22,6 +23,8 @@ const REFUSED: Duration = Duration::from_millis(250);
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     rooms: Option<Rooms>,
+    /// Of the model, as its requests say.
+    block_tokens: u32,
     breakers: Vec<Breaker>,
     /// Slots whose breaker is not closed, rising: seldom any, so that a decision looks at no breaker.
     turned: Vec<Slot>,
@@ -53,6 +56,7 @@ impl Gate {
 
     /// What an ask tells of the workers that it met before: those that failed cool, those that refused count as taken.
     pub(super) fn learn(&mut self, ask: &Ask<'_>, fleet: &mut Fleet, now: Duration) {
+        self.block_tokens = ask.block_tokens;
         for worker in ask.failed {
             if let Some(slot) = fleet.slot(worker) {
                 fleet.cool(slot, now + COOLING);
@@ -82,11 +86,22 @@ impl Gate {
     }
 
     /// Keeps those of `eligible` that would take the request; none while all of them are taken.
-    pub(super) fn keep_open(&self, ask: &Ask<'_>, fleet: &Fleet, now: Duration, eligible: &mut Vec<Slot>) {
+    pub(super) fn keep_open(
+        &self,
+        ask: &Ask<'_>,
+        (fleet, hits): (&Fleet, &[u32]),
+        now: Duration,
+        eligible: &mut Vec<Slot>,
+    ) {
         let Some(rooms) = &self.rooms else { return };
         if eligible.iter().any(|slot| self.is_open(rooms, fleet, *slot, now)) {
             let sequences = ask.choices.max(1);
-            eligible.retain(|slot| !self.refuses(*slot, now) && rooms.fits(fleet, *slot, sequences));
+            let need = |slot: Slot| {
+                let blocks = if ask.overdue { 0 } else { missing(ask, hits.get(slot).copied().unwrap_or(0)).1 };
+                Need { sequences, blocks }
+            };
+            eligible
+                .retain(|slot| !self.refuses(*slot, now) && rooms.fits(fleet, *slot, need(*slot), self.block_tokens));
         } else {
             eligible.clear();
         }
@@ -154,7 +169,7 @@ impl Gate {
     }
 
     fn is_open(&self, rooms: &Rooms, fleet: &Fleet, slot: Slot, now: Duration) -> bool {
-        !self.refuses(slot, now) && rooms.open(fleet, slot)
+        !self.refuses(slot, now) && rooms.open(fleet, slot, self.block_tokens)
     }
 }
 

@@ -1,23 +1,27 @@
 //! Which router node decides for a request.
 //!
-//! Called by the client. A model has [`SLOTS`] slots; a slot's owner is the first in rank by rendezvous
-//! hashing over the live router nodes, so that all clients with the same view ask the same shard, and a
-//! node that comes or goes moves only its own slots. Never: a view of who is alive.
+//! Called by the client. A model has one slot, or as many as [`super::spread`] says while it is hot; a slot's owner is the first
+//! in rank by rendezvous hashing over the live router nodes, so that all clients with the same view ask the same shard, and a
+//! node that comes or goes moves only its own slots. Every router node indexes all workers, so whoever is next in rank knows
+//! all prefixes already: only the reservations of the one before are unknown to it, and the workers' own reports have them.
+//! Never: a view of who is alive.
 
 use std::hash::Hasher;
 
 use starling_ids::{BlockHash, ModelId, NodeId};
 use twox_hash::XxHash3_64;
 
-/// Slots of a model.
-pub const SLOTS: u32 = 1;
-
-/// The slot of a prompt: by its first full block, so that prompts with a common start meet in one shard.
+/// The slot of a request: by its session, or by its prompt's first full block, so that a conversation stays in one shard and
+/// prompts with a common start meet there.
 #[must_use]
-pub fn slot_of(first: Option<BlockHash>, slots: u32) -> u32 {
+pub fn slot_of(session: Option<&str>, first: Option<BlockHash>, slots: u32) -> u32 {
     let slots = u128::from(slots.max(1));
+    let key = match session {
+        Some(session) => u128::from(XxHash3_64::oneshot(session.as_bytes())),
+        None => first.map_or(0, |hash| hash.0),
+    };
     // The remainder is below a u32.
-    (first.map_or(0, |hash| hash.0) % slots) as u32
+    (key % slots) as u32
 }
 
 /// Router nodes in the order in which they own (model, slot): the owner, then who takes over.
@@ -77,8 +81,15 @@ mod tests {
         }
 
         #[test]
-        fn a_slot_is_below_the_count(hash: u128, slots in 0u32..8) {
-            prop_assert!(slot_of(Some(BlockHash(hash)), slots) < slots.max(1));
+        fn a_slot_is_below_the_count(hash: u128, session in prop::option::of(".{0,9}"), slots in 0u32..8) {
+            prop_assert!(slot_of(session.as_deref(), Some(BlockHash(hash)), slots) < slots.max(1));
+        }
+
+        #[test]
+        fn a_split_moves_half_of_a_slot_and_nothing_between_others(hash: u128, slots in 0u32..6) {
+            let slots = 1 << slots;
+            let (before, after) = (slot_of(None, Some(BlockHash(hash)), slots), slot_of(None, Some(BlockHash(hash)), slots * 2));
+            prop_assert!(after == before || after == before + slots);
         }
     }
 }

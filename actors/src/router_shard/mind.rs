@@ -13,7 +13,7 @@ use starling_ids::{Metric, ModelId, RequestId};
 use starling_kv::index::Overlap;
 use tokio::sync::oneshot;
 
-use super::Reserved;
+use super::{Reserved, ShardRules};
 use crate::{
     generate::{RouteRequest, TENANT, WISHES},
     indexer::knowledge::Knowledge,
@@ -21,14 +21,18 @@ use crate::{
         catalog::Catalog,
         desk::{Ask, Decision, Desk, Ticket},
         desks::Desks,
-        policy::{PolicyConfig, PolicyError},
+        policy::PolicyError,
         queue::{Claim, Place, Queue, QueueConfig, Reason, Refusal},
         receipt::Receipt,
+        spread::{Spread, SpreadRule},
     },
 };
 
 /// How often it looks who is silent.
 const SWEEP: Duration = Duration::from_millis(100);
+
+/// How long a request waits for a worker with KV blocks for all of its prompt.
+const KV_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Waiting requests passed over in one go because no worker with room may have them.
 const PASSED_MAX: u32 = 8;
@@ -78,6 +82,7 @@ impl Question {
             failed: &request.failed,
             wishes: Some(&request.wishes),
             origin: self.origin.as_ref().map(|record| &record.labels),
+            overdue: false,
         }
     }
 }
@@ -104,17 +109,27 @@ pub(crate) struct Mind {
     config: QueueConfig,
     knowledge: Arc<Knowledge>,
     swept: Duration,
+    rule: SpreadRule,
+    spreads: HashMap<ModelId, Spread>,
 }
 
 impl Mind {
-    pub(super) fn new(
-        policy: PolicyConfig,
-        config: QueueConfig,
-        knowledge: &Arc<Knowledge>,
-        seed: u64,
-    ) -> Result<Self, PolicyError> {
+    pub(super) fn new(rules: ShardRules, knowledge: &Arc<Knowledge>, seed: u64) -> Result<Self, PolicyError> {
+        let ShardRules { policy, queue: config, spread: rule, .. } = rules;
         let desks = Desks::new(policy, seed)?.with_rooms(config.rooms);
-        Ok(Self { desks, queues: HashMap::new(), config, knowledge: knowledge.clone(), swept: Duration::ZERO })
+        let (queues, spreads, swept) = (HashMap::new(), HashMap::new(), Duration::ZERO);
+        Ok(Self { desks, queues, config, knowledge: knowledge.clone(), swept, rule, spreads })
+    }
+
+    /// Over how many parts each model's decisions should be spread, as far as this shard sees. Called about once in
+    /// [`crate::route::spread::WINDOW`].
+    pub(super) fn wishes(&mut self, catalog: &Catalog) -> Vec<(ModelId, u32)> {
+        let (now, routers) = (self.now(), catalog.routers.len());
+        self.spreads.retain(|model, _| catalog.announced.contains(model));
+        let wish = |(model, spread): (&ModelId, &mut Spread)| {
+            (model.clone(), spread.look(self.rule, (catalog.parts_of(model), routers), now))
+        };
+        self.spreads.iter_mut().map(wish).collect()
     }
 
     pub(super) fn now(&self) -> Duration {
@@ -138,6 +153,7 @@ impl Mind {
         }
         if now.saturating_sub(self.swept) >= SWEEP || self.swept == Duration::ZERO {
             self.swept = now;
+            self.knowledge.expire_guesses();
             for (worker, sound) in self.knowledge.soundness() {
                 self.desks.judge(&worker, sound);
             }
@@ -161,10 +177,14 @@ impl Mind {
     ) -> (Answer, Vec<Letter>) {
         let request = &question.request;
         let model = request.model.clone();
+        match self.spreads.get_mut(&model) {
+            Some(spread) => spread.decided(),
+            None => self.spreads.entry(model.clone()).or_default().decided(),
+        }
         let Some(desk) = self.desks.desk(&model) else { return (Answer::Refused(unserved(&model)), Vec::new()) };
         let had_turn = request.begun || !request.exclude.is_empty();
         if (had_turn || self.queues.get(&model).is_none_or(Queue::is_empty))
-            && let Some(decision) = put(desk, &self.knowledge, &question, overlaps, now)
+            && let Some(decision) = put(desk, &self.knowledge, (&question, Duration::ZERO), overlaps, now)
         {
             return (Answer::Granted(told(desk, request, decision)), Vec::new());
         }
@@ -256,7 +276,8 @@ impl Mind {
                 continue;
             }
             let overlaps = self.knowledge.overlaps(&question.request.hashes);
-            let Some(decision) = put(desk, &self.knowledge, question, &overlaps, now) else {
+            let waited = now.saturating_sub(entry.since);
+            let Some(decision) = put(desk, &self.knowledge, (question, waited), &overlaps, now) else {
                 if passed == PASSED_MAX {
                     break;
                 }
@@ -265,7 +286,6 @@ impl Mind {
                 continue;
             };
             let Some(entry) = queue.take(place, now) else { break };
-            let waited = now.saturating_sub(entry.since);
             desk.waited(decision.ticket, waited);
             metrics::histogram!(Metric::RouterQueueWait.name()).record(waited.as_secs_f64());
             let Asked { question, to } = entry.payload;
@@ -281,11 +301,15 @@ impl Mind {
 fn put(
     desk: &mut Desk,
     knowledge: &Knowledge,
-    question: &Question,
+    (question, waited): (&Question, Duration),
     overlaps: &[Overlap],
     now: Duration,
 ) -> Option<Decision> {
-    desk.decide_over(&question.ask(), overlaps, |holder| knowledge.who(holder), now)
+    let ask = Ask { overdue: waited >= KV_PATIENCE, ..question.ask() };
+    let decision = desk.decide_over(&ask, overlaps, |holder| knowledge.who(holder), now)?;
+    let blocks_max = desk.fleet().slot(&decision.worker).map_or(0, |slot| desk.fleet().places[slot].blocks);
+    knowledge.gave(&decision.worker, decision.incarnation, &question.request.hashes, blocks_max);
+    Some(decision)
 }
 
 /// A decision with its receipt, when the request wishes to have it.

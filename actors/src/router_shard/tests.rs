@@ -2,6 +2,7 @@ mod breaker;
 mod even;
 mod gateways;
 mod queue;
+mod shards;
 
 use std::{collections::HashMap, time::Duration};
 

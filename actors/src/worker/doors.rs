@@ -23,7 +23,7 @@ use super::{
     WorkerShared,
     forward::{InFlightGuard, RequestStream, Subscription, TypedEnd, Wish, forward, publish},
     ledger::RequestKey,
-    port::{AnswerStart, CancelGuard, Command, Delivery, Port, Submission},
+    port::{AnswerStart, CancelGuard, Command, Delivery, Port, Submission, Subscribed},
     source::{self, Sourced},
     takeover::{self, Arriving},
 };
@@ -260,13 +260,13 @@ impl StreamHandler for EventsDoor {
     fn open(&self, incoming: Incoming) -> BoxFuture<'static, ()> {
         let shared = self.0.clone();
         async move {
-            match subscribe(&shared).await {
+            match subscribe(&shared, &incoming.body).await {
                 Err(fault) => incoming.acceptor.reject(fault),
-                Ok((port, queue)) => {
+                Ok((port, (id, queue))) => {
                     let Some((tx, rx)) = incoming.acceptor.accept(Bytes::new()) else { return };
                     let tasks = port.tasks.clone();
                     // Refused when the worker died just now: the stream breaks and is subscribed to again.
-                    tasks.spawn(publish(Subscription { queue, tx, rx, port, shared }));
+                    tasks.spawn(publish(Subscription { id, queue, tx, rx, port, shared }));
                 }
             }
         }
@@ -274,10 +274,12 @@ impl StreamHandler for EventsDoor {
     }
 }
 
-async fn subscribe(shared: &WorkerShared) -> Result<(Arc<Port>, mpsc::Receiver<Bytes>), Fault> {
+async fn subscribe(shared: &WorkerShared, body: &[u8]) -> Result<(Arc<Port>, Subscribed), Fault> {
+    // An older router says nothing, a newer one more than is known here: both have events at least.
+    let wants = rmp_serde::from_slice(body).unwrap_or_default();
     let port = shared.seat.now().ok_or_else(restarting)?;
     let (reply, answer) = oneshot::channel();
-    port.commands.try_send(Command::Subscribe(reply)).map_err(|_| restarting())?;
+    port.commands.try_send(Command::Subscribe(wants, reply)).map_err(|_| restarting())?;
     let queue = timeout(VERDICT_MAX, answer).await.map_err(|_| restarting())?.map_err(|_| restarting())?;
     let queue = queue.ok_or_else(|| overloaded("too many subscribers"))?;
     Ok((port, queue))

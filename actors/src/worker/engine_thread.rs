@@ -22,7 +22,9 @@ use starling_cluster::{
 };
 use starling_engine::{
     Capabilities, Engine, EngineLimits, LoadedModel, SequenceDelta, SequenceId, SequenceRequest, StepOutput,
-    SubmitError, contract::Carried,
+    SubmitError,
+    contract::Carried,
+    simulated::faults::{FaultSwitch, Faulty},
 };
 use starling_ids::{Incarnation, WorkerId};
 use starling_kv::tier::{TierOptions, TierStats};
@@ -70,6 +72,10 @@ pub(crate) struct EngineArgs {
     /// Which tiers it has below its device.
     pub(crate) tiers: TierOptions,
     pub(crate) tiers_told: watch::Sender<Option<TierStats>>,
+    /// Its blocks are not told to routers.
+    pub(crate) silent: bool,
+    /// What is wrong with it on command.
+    pub(crate) faults: Option<FaultSwitch>,
     pub(crate) returns: Arc<Returns>,
     pub(crate) kv: Arc<OnceLock<Arc<KvFace>>>,
     pub(crate) agent: Arc<AgentShared>,
@@ -140,6 +146,9 @@ struct EngineLoop<'a> {
 impl<'a> EngineLoop<'a> {
     fn new(args: &'a EngineArgs) -> Self {
         let mut engine = args.model.engine();
+        if let Some(switch) = &args.faults {
+            engine = Box::new(Faulty::new(engine, switch.clone()));
+        }
         if let Err(error) = engine.open_tiers(&args.tiers) {
             tracing::error!(worker = %args.worker, %error, "the worker goes on without a disk tier");
         }
@@ -152,7 +161,7 @@ impl<'a> EngineLoop<'a> {
             args.kv.get_or_init(|| Arc::new(face));
         }
         (args.tell)(EngineNews::Ready(Box::new(capabilities)));
-        let publisher = Publisher::new(args.worker.clone(), args.incarnation);
+        let publisher = Publisher::new(args.worker.clone(), args.incarnation, args.silent);
         let meter = Meter::new(&args.worker);
         let (lending, departures) = (Lending::new(args.returns.clone()), Departures::new(args.returns.clone()));
         Self { args, engine, ledger: Ledger::new(), publisher, meter, lending, departures, admitted: 0 }
@@ -177,6 +186,10 @@ impl<'a> EngineLoop<'a> {
             let output = self.engine.step().map_err(|error| error.to_string())?;
             let StepOutput { deltas, events, takes, idle } = output;
             self.publisher.publish(events);
+            if !idle {
+                self.publisher.stir();
+            }
+            self.tell_digests();
             self.wait_until(began + takes, stop);
             for delta in deltas {
                 self.deliver(delta);
@@ -191,6 +204,15 @@ impl<'a> EngineLoop<'a> {
             if idle && !self.wait_for_command() {
                 return Ok(());
             }
+        }
+    }
+
+    /// Tells what the engine holds, when it is time.
+    fn tell_digests(&mut self) {
+        let now = Instant::now();
+        if self.publisher.digests_due(now) == Some(Duration::ZERO) {
+            self.publisher.publish(self.engine.take_events());
+            self.publisher.tell_digests(&self.engine.inventory(), &self.engine.tier_inventory(), now);
         }
     }
 
@@ -212,10 +234,12 @@ impl<'a> EngineLoop<'a> {
     /// Nothing to compute: waits. False when nobody can send commands any more.
     fn wait_for_command(&mut self) -> bool {
         self.args.pulse.beat(true);
-        let command = if self.ledger.len() == 0 {
-            self.args.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
+        let command = if self.ledger.len() > 0 {
             self.args.commands.recv_timeout(RECHECK)
+        } else if let Some(due) = self.publisher.digests_due(Instant::now()) {
+            self.args.commands.recv_timeout(due)
+        } else {
+            self.args.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
         };
         match command {
             Ok(command) => self.apply(command),
@@ -244,10 +268,16 @@ impl<'a> EngineLoop<'a> {
     fn apply(&mut self, command: Command) {
         match command {
             Command::Submit(submission) => self.submit(*submission),
-            Command::Subscribe(reply) => {
-                let queue = self.publisher.subscribe(&self.engine.inventory(), &self.engine.tier_inventory());
+            Command::Subscribe(wants, reply) => {
+                let (device, below) = (self.engine.inventory(), self.engine.tier_inventory());
+                let queue = self.publisher.subscribe(&device, &below, wants);
                 // A subscriber that has gone leaves a closed queue, which the next batch removes.
                 reply.send(queue).ok();
+            }
+            Command::Buckets(to, ask) => {
+                self.publisher.publish(self.engine.take_events());
+                let (device, below) = (self.engine.inventory(), self.engine.tier_inventory());
+                self.publisher.tell_buckets(to, ask, &device, &below);
             }
             Command::Lend(watch) => {
                 self.lending.watch(*watch);

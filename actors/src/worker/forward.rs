@@ -21,8 +21,8 @@ use tokio::{
 use super::{
     WorkerShared,
     leaving::LiveEntry,
-    port::{CancelGuard, Delivery, Port},
-    publisher::encode,
+    port::{CancelGuard, Command, Delivery, Port},
+    publisher::{SubscriberId, encode},
 };
 use crate::{
     generate::WayNote,
@@ -198,6 +198,7 @@ async fn send(tx: &StreamTx, frame: &impl Serialize) -> Result<(), Option<Fault>
 
 /// One subscriber's stream.
 pub(crate) struct Subscription {
+    pub(crate) id: SubscriberId,
     pub(crate) queue: mpsc::Receiver<Bytes>,
     pub(crate) tx: StreamTx,
     pub(crate) rx: StreamRx,
@@ -207,7 +208,8 @@ pub(crate) struct Subscription {
 
 /// Carries events and load reports until the subscriber leaves, falls behind, or the engine ends.
 pub(crate) async fn publish(subscription: Subscription) {
-    let Subscription { mut queue, tx, rx, port, shared } = subscription;
+    let Subscription { id, mut queue, tx, mut rx, port, shared } = subscription;
+    let mut listening = true;
     let mut load = port.load.clone();
     load.mark_changed();
     let mut heartbeat = interval_at(Instant::now() + REPORT_EVERY, REPORT_EVERY);
@@ -223,6 +225,14 @@ pub(crate) async fn publish(subscription: Subscription) {
                     break Some(Fault::new(FaultKind::Unavailable, why));
                 }
             },
+            asked = rx.recv(), if listening => {
+                match asked {
+                    Some(Ok(frame)) => ask(&port, id, &frame),
+                    // It has nothing to ask, or is gone, which shows above.
+                    _ => listening = false,
+                }
+                continue;
+            }
             changed = load.changed() => match changed {
                 Ok(()) => report(&mut load, &port, &shared),
                 Err(_) => break Some(Fault::new(FaultKind::Unavailable, "the worker is being restarted")),
@@ -238,6 +248,15 @@ pub(crate) async fn publish(subscription: Subscription) {
         None => tx.end(),
     }
     drop(rx);
+}
+
+/// A subscriber found that what it knows differs.
+fn ask(port: &Port, id: SubscriberId, frame: &[u8]) {
+    match rmp_serde::from_slice(frame) {
+        // A full channel is no loss: the next digests differ as well.
+        Ok(ask) => drop(port.commands.try_send(Command::Buckets(id, ask))),
+        Err(error) => tracing::debug!(%error, "a question of a newer release"),
+    }
 }
 
 fn report(load: &mut watch::Receiver<LoadReport>, port: &Port, shared: &WorkerShared) -> Bytes {

@@ -23,8 +23,13 @@ use super::{
     blocks::{Arrived, RoomAsk, Watch},
     leaving::{Leaving, Lives, TakenOver},
     ledger::RequestKey,
+    publisher::SubscriberId,
 };
-use crate::{generate::GenerateFrame, report::LoadReport, transfer_agent::KvFace};
+use crate::{
+    generate::GenerateFrame,
+    report::{BucketAsk, LoadReport, Subscribe},
+    transfer_agent::KvFace,
+};
 
 /// Commands that wait for the engine thread; it takes all of them between two steps.
 pub(crate) const COMMANDS_MAX: usize = 1_024;
@@ -72,13 +77,18 @@ pub(crate) struct AnswerStart {
     pub(crate) answered: u32,
 }
 
+/// A subscriber and its queue.
+pub(crate) type Subscribed = (SubscriberId, mpsc::Receiver<Bytes>);
+
 /// What the engine thread is told.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Queue a request.
     Submit(Box<Submission>),
     /// Send events from now on, after an inventory.
-    Subscribe(oneshot::Sender<Option<mpsc::Receiver<Bytes>>>),
+    Subscribe(Subscribe, oneshot::Sender<Option<Subscribed>>),
+    /// Tell a subscriber what is in some buckets of a cache.
+    Buckets(SubscriberId, BucketAsk),
     /// Lend blocks of a chain, those that are here and those that become ready.
     Lend(Box<Watch>),
     /// Pin what is here of a chain, and reserve room for the rest.

@@ -72,6 +72,7 @@ metrics! {
     IndexBlocks Gauge "starling_index_blocks" "(worker, block) memberships in the prefix index; not zero at rest."
     IndexEvents Counter "starling_index_events_total" "KV events applied."
     IndexResyncs Counter "starling_index_resyncs_total" "Inventories taken after a gap or a reconnect."
+    IndexRepairs Counter "starling_index_repairs_total" "Buckets taken again because digests differed: changes that no event had told."
     WorkerRunning Gauge "starling_worker_sequences_running" "Sequences in the batch."
     WorkerWaiting Gauge "starling_worker_sequences_waiting" "Sequences queued at the worker."
     WorkerKvBlocksUsed Gauge "starling_worker_kv_blocks_pinned" "KV blocks pinned by live sequences."

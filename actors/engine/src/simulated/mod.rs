@@ -6,6 +6,7 @@
 
 mod backend;
 mod bundle;
+pub mod faults;
 #[cfg(test)]
 mod tests;
 mod text;

@@ -10,7 +10,7 @@ use crate::{
     loader::EngineKind,
 };
 
-fn options() -> ModelOptions {
+pub(super) fn options() -> ModelOptions {
     ModelOptions {
         kind: EngineKind::Simulated,
         path: None,

@@ -2,6 +2,7 @@ use starling_engine::EngineLoad;
 use starling_ids::NodeId;
 use starling_kv::{
     events::KvEvent,
+    hash::BucketDigests,
     index::{Cache, Tier},
 };
 
@@ -163,4 +164,210 @@ fn lower_tiers_are_known_from_inventory_and_events() {
     // A new inventory without lower tiers takes them away.
     knowledge.inventory(&worker(), token, part(9, &[1])).expect("own token");
     assert_eq!(knowledge.memberships(), 1);
+}
+
+/// What an engine holds, as its digests say.
+fn digests(seq: u64, held: &HashSet<BlockHash>) -> CacheDigests {
+    let mut digests = BucketDigests::default();
+    held.iter().for_each(|hash| digests.toggle(*hash));
+    let digests = digests.parts().to_vec();
+    CacheDigests { worker: worker(), incarnation: LIFE, seq, tier: Tier::Device, digests }
+}
+
+/// What it answers when it is asked for buckets, in parts of one block.
+fn buckets(seq: u64, held: &HashSet<BlockHash>, ask: BucketAsk) -> Vec<BucketPart> {
+    let asked = (0..64u8).filter(|bucket| ask.buckets >> bucket & 1 == 1);
+    let parts = asked.flat_map(|bucket| {
+        let inside = held.iter().copied().filter(|hash| BucketDigests::bucket(*hash) == usize::from(bucket));
+        let mut parts: Vec<Vec<BlockHash>> = inside.map(|hash| vec![hash]).collect();
+        parts.push(Vec::new());
+        let last = parts.len() - 1;
+        let part = move |(at, blocks)| {
+            let (tier, more) = (ask.tier, at < last);
+            BucketPart { worker: worker(), incarnation: LIFE, seq, tier, bucket, more, blocks }
+        };
+        parts.into_iter().enumerate().map(part)
+    });
+    parts.collect()
+}
+
+#[test]
+fn idx_03_digests_find_what_no_event_told_and_only_that_bucket_is_taken_again() {
+    let (knowledge, token) = followed();
+    let high = 9u128 << 122;
+    knowledge.inventory(&worker(), token, part(0, &[1, 2, high])).expect("own token");
+    let mut held: HashSet<BlockHash> = [1, 2, high].map(BlockHash).into();
+    assert_eq!(knowledge.digests(&worker(), token, &digests(0, &held)), Ok(None), "nothing differs");
+    // It lost a block and stored another without a word.
+    held.remove(&BlockHash(2));
+    held.insert(BlockHash(3));
+    assert_eq!(knowledge.digests(&worker(), token, &digests(7, &held)), Ok(None), "of another moment");
+    let ask = knowledge.digests(&worker(), token, &digests(0, &held)).expect("own token").expect("it differs");
+    assert_eq!(ask, BucketAsk { tier: Tier::Device, buckets: 1 });
+    for part in buckets(0, &held, ask) {
+        knowledge.bucket(&worker(), token, part).expect("own token");
+    }
+    assert_eq!(knowledge.memberships(), 3);
+    assert_eq!(
+        (hits(&knowledge, &[1]), hits(&knowledge, &[1, 2]), hits(&knowledge, &[high])),
+        (Some(1), Some(1), Some(1))
+    );
+    assert_eq!(knowledge.digests(&worker(), token, &digests(0, &held)), Ok(None));
+    // An answer that events have overtaken is not taken.
+    let late = buckets(0, &HashSet::new(), ask);
+    knowledge.events(&worker(), token, stored(0, &[4])).expect("in order");
+    for part in late {
+        knowledge.bucket(&worker(), token, part).expect("own token");
+    }
+    assert_eq!(knowledge.memberships(), 4);
+}
+
+mod streams {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// One step of an engine, and what becomes of its word.
+    #[derive(Debug, Clone)]
+    struct Step {
+        stores: bool,
+        blocks: Vec<u128>,
+        /// Its event is never sent.
+        lies: bool,
+        fate: Fate,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Fate {
+        Comes,
+        Lost,
+        Twice,
+        /// After the one that follows.
+        Late,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let fate = prop_oneof![
+            6 => Just(Fate::Comes), 1 => Just(Fate::Lost), 2 => Just(Fate::Twice), 1 => Just(Fate::Late)
+        ];
+        let block = (0u128..6, 0u128..40).prop_map(|(bucket, at)| bucket << 122 | at);
+        let blocks = prop::collection::btree_set(block, 1..5).prop_map(|blocks| blocks.into_iter().collect());
+        let step = (any::<bool>(), blocks, prop::bool::weighted(0.1), fate)
+            .prop_map(|(stores, blocks, lies, fate)| Step { stores, blocks, lies, fate });
+        prop::collection::vec(step, 0..60)
+    }
+
+    /// A subscription that does as the indexer does.
+    struct Reader {
+        knowledge: Knowledge,
+        token: Token,
+        held: HashSet<BlockHash>,
+        seq: u64,
+        resyncs: u32,
+    }
+
+    impl Reader {
+        fn inventory(&mut self) {
+            self.knowledge.connected(&worker(), self.token, true).expect("own token");
+            let blocks = self.held.iter().map(|hash| (None, *hash)).collect();
+            let whole = InventoryPart { blocks, ..part(self.seq, &[]) };
+            self.knowledge.inventory(&worker(), self.token, whole).expect("own token");
+        }
+
+        fn hear(&mut self, batch: EventBatch) {
+            match self.knowledge.events(&worker(), self.token, batch) {
+                Ok(()) => {}
+                Err(Unfit::Gap { .. }) => {
+                    self.resyncs += 1;
+                    self.inventory();
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+
+        fn check(&mut self) -> usize {
+            let told = digests(self.seq, &self.held);
+            let Some(ask) = self.knowledge.digests(&worker(), self.token, &told).expect("own token") else { return 0 };
+            for part in buckets(self.seq, &self.held, ask) {
+                self.knowledge.bucket(&worker(), self.token, part).expect("own token");
+            }
+            ask.buckets.count_ones() as usize
+        }
+
+        fn is_true(&self) -> bool {
+            let known = self.knowledge.index.held(&worker(), Cache::default(), None);
+            known.into_iter().collect::<HashSet<_>>() == self.held
+        }
+    }
+
+    proptest! {
+        /// Batches are lost, come twice or late, and some changes are never told: after the digests all is true, and only
+        /// buckets in which something was not told are taken again.
+        #[test]
+        fn idx_05_lost_repeated_and_late_events_and_changes_without_a_word_end_in_the_truth(steps in steps()) {
+            let (knowledge, token) = followed();
+            let mut reader = Reader { knowledge, token, held: HashSet::new(), seq: 0, resyncs: 0 };
+            reader.inventory();
+            let (mut late, mut untold, mut lost): (Vec<EventBatch>, HashSet<usize>, u32) = Default::default();
+            for Step { stores, blocks, lies, fate } in steps {
+                let hashes: Vec<BlockHash> = blocks.iter().map(|hash| BlockHash(*hash)).collect();
+                for hash in &hashes {
+                    let changed = if stores { reader.held.insert(*hash) } else { reader.held.remove(hash) };
+                    if lies && changed {
+                        untold.insert(BucketDigests::bucket(*hash));
+                    }
+                }
+                if lies {
+                    continue;
+                }
+                // A block's hash names the one before it, so each of these is a chain of its own.
+                let event = |hash: &BlockHash| match stores {
+                    true => KvEvent::Stored { parent: None, blocks: vec![*hash] },
+                    false => KvEvent::Removed { blocks: vec![*hash] },
+                };
+                let batch = EventBatch { events: hashes.iter().map(event).collect(), ..stored(reader.seq, &[]) };
+                reader.seq += hashes.len() as u64;
+                match fate {
+                    Fate::Comes => reader.hear(batch),
+                    Fate::Lost => { lost += 1; continue }
+                    Fate::Twice => { reader.hear(batch.clone()); reader.hear(batch) }
+                    Fate::Late => { lost += 1; late.push(batch); continue }
+                }
+                late.drain(..).for_each(|batch| reader.hear(batch));
+            }
+            // The engine goes on: whatever was lost at the end shows as a gap.
+            let last = EventBatch { events: vec![KvEvent::Removed { blocks: vec![BlockHash(7)] }], ..stored(reader.seq, &[]) };
+            reader.held.remove(&BlockHash(7));
+            reader.seq += 1;
+            reader.hear(last);
+            let repaired = reader.check();
+            prop_assert!(repaired <= untold.len(), "{repaired} repaired, {untold:?} untold");
+            prop_assert!(reader.is_true());
+            prop_assert_eq!(reader.check(), 0);
+            prop_assert!(reader.resyncs <= lost);
+        }
+    }
+}
+
+#[test]
+fn what_a_silent_worker_holds_is_guessed_until_it_is_old() {
+    let knowledge = Knowledge::default();
+    let token = knowledge.follow_as(&worker(), LIFE, true).expect("room");
+    knowledge.connected(&worker(), token, true).expect("own token");
+    knowledge.inventory(&worker(), token, part(0, &[])).expect("own token");
+    let chain = |from: u128, len: u128| (from..from + len).map(BlockHash).collect::<Vec<_>>();
+    knowledge.gave(&worker(), LIFE, &chain(1, 4), 6);
+    assert_eq!((hits(&knowledge, &[1, 2, 3, 4]), hits(&knowledge, &[1, 9])), (Some(4), Some(1)));
+    // Its pool holds no more than six: the first prompt's end makes way.
+    knowledge.gave(&worker(), LIFE, &chain(20, 4), 6);
+    assert_eq!((hits(&knowledge, &[1, 2, 3, 4]), knowledge.memberships()), (Some(2), 6));
+    knowledge.gave(&worker(), Incarnation(2), &chain(40, 4), 6);
+    assert_eq!(knowledge.memberships(), 6, "another life");
+    knowledge.inventory(&worker(), token, part(0, &[])).expect("own token");
+    assert_eq!(knowledge.memberships(), 0, "its engine is a new one");
+    // Of a worker that tells, nothing is guessed.
+    let (knowledge, token) = followed();
+    knowledge.inventory(&worker(), token, part(0, &[])).expect("own token");
+    knowledge.gave(&worker(), LIFE, &chain(1, 4), 6);
+    assert_eq!(knowledge.memberships(), 0);
 }

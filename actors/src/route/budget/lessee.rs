@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::{Bucket, LEASE, Lease};
+use super::{Bucket, LEASE, Lease, Standing, burst};
 
 /// Tenants remembered.
 pub const TENANTS_MAX: usize = 16_384;
@@ -47,6 +47,8 @@ struct Account {
     own: Option<Bucket>,
     answer: f64,
     used: Duration,
+    /// What the owner could still grant, and when that was so.
+    left: Option<(Duration, u64)>,
 }
 
 impl Account {
@@ -94,6 +96,7 @@ impl Lessee {
             account.balance = account.balance.min(0);
         }
         account.balance = account.balance.saturating_add_unsigned(lease.tokens);
+        account.left = Some((asked, lease.left));
         // Counted from the question: the owner took the tokens out after it.
         account.until = asked + LEASE;
         (account.asked, account.spent) = (Some((asked, lease.tokens)), 0);
@@ -111,7 +114,27 @@ impl Lessee {
         bucket.fill(part, now);
         let whole = bucket.level.floor().max(0.0) as u64;
         bucket.take(whole);
-        self.leased(tenant, Lease { tokens: whole, retry_after_ms: 1_000 }, now);
+        self.leased(tenant, Lease { tokens: whole, retry_after_ms: 1_000, left: 0 }, now);
+    }
+
+    /// How a tenant's budget of so many tokens per minute stands.
+    #[must_use]
+    pub fn standing(&self, tenant: &str, per_minute: u64, now: Duration) -> Standing {
+        let rate = per_minute as f64;
+        let most = burst(rate);
+        let account = self.accounts.get(tenant);
+        let there = account.map_or(most, |account| {
+            // Below 2^52, so exact.
+            let own = if now < account.until { account.balance } else { account.balance.min(0) } as f64;
+            let owner = account.left.map_or(most, |(at, left)| {
+                (left as f64 + now.saturating_sub(at).as_secs_f64() * rate / 60.0).min(most)
+            });
+            own + owner
+        });
+        let denied = account.is_some_and(|account| account.balance <= 0 && now < account.denied_until);
+        let remaining = if denied { 0.0 } else { there.clamp(0.0, most) };
+        let reset = Duration::from_secs_f64(((most - there).max(0.0) * 60.0 / rate.max(1.0)).min(86_400.0));
+        Standing { limit: per_minute, remaining: remaining.floor() as u64, reset }
     }
 
     /// How many tokens an answer of at most so many usually has.
@@ -148,6 +171,7 @@ impl Lessee {
             own: None,
             answer: ANSWER_PRIOR,
             used: now,
+            left: None,
         };
         let account = self.accounts.entry(tenant.to_owned()).or_insert_with(fresh);
         account.used = account.used.max(now);

@@ -69,6 +69,20 @@ pub struct Lease {
     pub tokens: u64,
     /// When there may be more than what is owed, milliseconds; 0 when there is already.
     pub retry_after_ms: u64,
+    /// Tokens that the owner could still grant at once.
+    #[serde(default)]
+    pub left: u64,
+}
+
+/// How a tenant's budget stands, as one client sees it: what others leased since it last heard of the owner is not in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Tokens per minute.
+    pub limit: u64,
+    /// Tokens that could be spent now.
+    pub remaining: u64,
+    /// When as much can be spent at once as ever.
+    pub reset: Duration,
 }
 
 /// A bucket that fills with time. Levels are in tokens.

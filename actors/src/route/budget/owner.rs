@@ -30,7 +30,8 @@ impl Owner {
         // Somebody who owes needs more than the debt before anything is let in.
         let lacking = if tokens > ask.owed { 0 } else { ask.owed + 1 - tokens };
         let wait_s = lacking as f64 * 60.0 / per_minute.max(1.0);
-        Lease { tokens, retry_after_ms: (wait_s.min(600.0) * 1e3).ceil() as u64 }
+        let left = bucket.level.floor().max(0.0) as u64;
+        Lease { tokens, retry_after_ms: (wait_s.min(600.0) * 1e3).ceil() as u64, left }
     }
 
     fn make_room(&mut self) {

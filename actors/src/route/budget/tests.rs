@@ -341,7 +341,7 @@ fn what_is_owed_is_paid_before_more_is_let_in() {
 #[test]
 fn a_lease_ends_and_what_is_left_of_it_is_void() {
     let mut lessee = Lessee::default();
-    lessee.leased("t", Lease { tokens: 1_000, retry_after_ms: 0 }, ms(0));
+    lessee.leased("t", Lease { tokens: 1_000, retry_after_ms: 0, left: 0 }, ms(0));
     assert_eq!(lessee.spend("t", 10, LEASE - ms(1)), Spend::Paid);
     assert_eq!(lessee.spend("t", 10, LEASE), Spend::Ask { owed: 0, want: 10 });
 }
@@ -370,4 +370,27 @@ proptest! {
         };
         check(&world, &run(&world))?;
     }
+}
+
+#[test]
+fn a_client_knows_how_its_budget_stands() {
+    let (mut lessee, mut owner) = (Lessee::default(), Owner::default());
+    let standing = |lessee: &Lessee, at| {
+        let standing = lessee.standing("t", 600, ms(at));
+        (standing.remaining, standing.reset.as_secs())
+    };
+    // Fifteen seconds of ten tokens can be spent at once.
+    assert_eq!(standing(&lessee, 0), (150, 0));
+    assert_eq!(lessee.spend("t", 40, ms(0)), Spend::Ask { owed: 0, want: 40 });
+    let lease = owner.grant(&LeaseAsk { want: 40, ..asked(600) }, ms(0));
+    assert_eq!((lease.tokens, lease.left), (40, 110));
+    lessee.leased("t", lease, ms(0));
+    assert_eq!(standing(&lessee, 0), (150, 0), "leased is not spent");
+    assert_eq!(lessee.spend("t", 60, ms(0)), Spend::Paid);
+    assert_eq!(standing(&lessee, 0), (90, 6));
+    assert_eq!(standing(&lessee, 2_000), (110, 4));
+    // An owner that has nothing: the debt is all there is.
+    lessee.leased("t", Lease { tokens: 0, retry_after_ms: 3_000, left: 0 }, ms(2_000));
+    assert_eq!(standing(&lessee, 2_000), (0, 17));
+    assert_eq!(standing(&lessee, 60_000), (130, 2), "what is owed is still to be paid");
 }

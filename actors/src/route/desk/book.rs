@@ -9,6 +9,7 @@ use starling_ids::{Incarnation, RequestId, WorkerId};
 
 use super::{
     super::{
+        ask::missing,
         fleet::{Heard, Slot},
         policy::{Choice, by_its_account},
         split::Source,
@@ -44,11 +45,12 @@ impl Desk {
     /// A worker is gone, with all that is counted there.
     pub fn vacate(&mut self, worker: &WorkerId) {
         let Some(slot) = self.fleet.vacate(worker) else { return };
-        let gone = self.held.values().filter(|held| held.slot == slot);
-        let partners: Vec<Ticket> = gone.filter_map(|held| held.partner).collect();
+        let gone = self.held.iter().filter(|(_, held)| held.slot == slot);
+        let (tickets, partners): (Vec<Ticket>, Vec<_>) = gone.map(|(ticket, held)| (*ticket, held.partner)).unzip();
+        tickets.into_iter().for_each(|ticket| self.overlay.forget(ticket));
         self.held.retain(|_, held| held.slot != slot);
         // Nobody computes a prompt for a worker that is gone.
-        for partner in partners {
+        for partner in partners.into_iter().flatten() {
             self.release(partner);
         }
         self.recent[slot].clear();
@@ -98,6 +100,7 @@ impl Desk {
     pub fn prefilled(&mut self, ticket: Ticket) -> bool {
         let Some(held) = self.held.get_mut(&ticket) else { return false };
         let (slot, partner) = (held.slot, held.partner.take());
+        self.overlay.computed(ticket);
         self.policy.prefilled(held.request, slot);
         if let Some(partner) = partner {
             self.release(partner);
@@ -116,6 +119,7 @@ impl Desk {
         self.cover(slot, ticket);
         self.recent[slot].retain(|recent| recent.ticket != ticket);
         self.gate.released(slot, ticket);
+        self.overlay.forget(ticket);
         let Some(held) = self.held.remove(&ticket) else { return false };
         self.fleet.requests[slot] -= 1;
         self.fleet.sequences[slot] -= held.sequences;
@@ -161,6 +165,9 @@ impl Desk {
             held.partner = partner;
         }
         self.gate.sent(slot, ticket, now);
+        if self.by_ms && source.is_none() {
+            self.overlay.expect(ticket, slot, ask.hashes);
+        }
         self.policy.reserved(ask, slot, hit_blocks);
         let source = source.and_then(|source| {
             let (worker, incarnation) = self.fleet.life(source.slot)?.clone();
@@ -185,11 +192,4 @@ impl Desk {
         self.held.insert(ticket, Held { request, slot, sequences, unreported: Some((tokens, blocks)), partner: None });
         ticket
     }
-}
-
-/// Prompt tokens that a worker with so many leading blocks lacks, and the blocks that they take.
-fn missing(ask: &Ask<'_>, hit_blocks: u32) -> (u64, u64) {
-    let hit_tokens = u64::from(hit_blocks) * u64::from(ask.block_tokens);
-    let tokens = u64::from(ask.prompt_tokens).saturating_sub(hit_tokens).max(1);
-    (tokens, tokens.div_ceil(u64::from(ask.block_tokens.max(1))))
 }

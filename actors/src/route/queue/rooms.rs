@@ -2,7 +2,8 @@
 //!
 //! Called by [`crate::route::desk`]. Two bounds: while some worker is below the first one, requests go out at once; when none is, they
 //! wait in the queue, where they are still ordered by right and bound to no worker. The second one is the worker's own: beyond
-//! it it would refuse. Both are judged by the worker's report and by what was given to it since. Pure.
+//! it it would refuse, or keep the request waiting for KV blocks. Both are judged by the worker's report and by what was given to
+//! it since: live sequences pin blocks, prompts that wait or were sent will take theirs. Pure.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,18 +19,30 @@ pub struct Rooms {
     /// Prompt tokens handed to a worker ahead, in steps of its engine; 0 for any number. A prompt of any length is
     /// given to a worker that is below.
     pub prefill_steps: u32,
+    /// KV blocks promised to requests on a worker, in percent of its pool; 0 for any number. Above 100 some requests wait there
+    /// for blocks of those before them, which keeps its pool full while the next one is on its way.
+    pub kv_percent: u32,
+}
+
+/// What a request needs of a worker.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Need {
+    /// Sequences.
+    pub sequences: u32,
+    /// KV blocks of its prompt that the worker lacks; 0 for one that leaves the wait for blocks to the worker.
+    pub blocks: u64,
 }
 
 impl Default for Rooms {
     fn default() -> Self {
-        Self { ahead_percent: 25, prefill_steps: 8 }
+        Self { ahead_percent: 25, prefill_steps: 8, kv_percent: 125 }
     }
 }
 
 impl Rooms {
     /// Whether a worker should be given one more request now, of however many answers.
     #[must_use]
-    pub fn open(&self, fleet: &Fleet, slot: Slot) -> bool {
+    pub fn open(&self, fleet: &Fleet, slot: Slot, block_tokens: u32) -> bool {
         let places = fleet.places[slot];
         if places.sequences == 0 {
             return true;
@@ -38,15 +51,30 @@ impl Rooms {
         let tokens = u64::from(self.prefill_steps) * u64::from(places.step_tokens);
         fleet.in_flight(slot) < places.sequences.saturating_add(ahead)
             && (tokens == 0 || fleet.queued_tokens(slot) < tokens)
+            && self.blocks_left(fleet, slot, block_tokens) > 0
     }
 
-    /// Whether a worker would take so many more sequences. One that has nothing to do is asked in any case.
+    /// Whether a worker would take so much more. One that has nothing to do is asked in any case.
     #[must_use]
-    pub fn fits(&self, fleet: &Fleet, slot: Slot, sequences: u32) -> bool {
+    pub fn fits(&self, fleet: &Fleet, slot: Slot, need: Need, block_tokens: u32) -> bool {
         let places = fleet.places[slot];
         let in_flight = fleet.in_flight(slot);
-        places.sequences == 0
-            || in_flight == 0
-            || in_flight.saturating_add(sequences) <= places.sequences.saturating_add(places.waiting)
+        if places.sequences == 0 || in_flight == 0 {
+            return true;
+        }
+        in_flight.saturating_add(need.sequences) <= places.sequences.saturating_add(places.waiting)
+            && (need.blocks == 0 || need.blocks <= self.blocks_left(fleet, slot, block_tokens))
+    }
+
+    /// KV blocks that may still be promised on a worker. It keeps one in a hundred free itself.
+    #[must_use]
+    pub fn blocks_left(&self, fleet: &Fleet, slot: Slot, block_tokens: u32) -> u64 {
+        let pool = u64::from(fleet.places[slot].blocks);
+        if pool == 0 || self.kv_percent == 0 {
+            return u64::MAX;
+        }
+        let queued = fleet.heard[slot].prefill_tokens.div_ceil(u64::from(block_tokens.max(1)));
+        let most = (pool - pool / 100) * u64::from(self.kv_percent) / 100;
+        most.saturating_sub(fleet.blocks(slot) + queued)
     }
 }

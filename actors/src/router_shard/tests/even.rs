@@ -1,4 +1,4 @@
-//! Load is seen, every worker is used, and one that is silent holds nobody up.
+//! Load is seen, every worker is used, and one that is silent or comes and goes holds nobody up.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,11 +6,11 @@ use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt, join_all};
 use starling_cluster::stream::{Incoming, StreamHandler};
 use starling_ids::{NodeId, WorkerId};
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use crate::{
     client::{Call, Slip},
-    generate::GenerateError,
+    generate::GenerateError::{self, Overloaded, Unavailable, WorkerLost},
     names,
     route::wishes::Wishes,
     testing::{Rig, TestModel, all, eventually, prompt, spec, within},
@@ -103,5 +103,67 @@ async fn ded_04_a_worker_that_takes_requests_and_is_silent_holds_up_nobody_else(
             Err(error) => assert_eq!(error, GenerateError::Deadline),
         }
     }
+    rig.end().await;
+}
+
+/// How many workers come and go while requests are asked.
+const ROUNDS: u32 = 5;
+
+/// A worker comes, serves for a tenth of a second, and goes: in order, or with all that runs there.
+async fn visit(number: u32, seeds: Vec<String>) {
+    let name = format!("even-guest{number}");
+    let guest = Rig::join(&name, Some((TestModel::slow(1), 1)), false, seeds).await;
+    within("the guest serves", guest.node.ready()).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    if number.is_multiple_of(2) {
+        // In time or not: what still runs afterwards is cut off and goes on elsewhere.
+        guest.node.drain(Duration::from_secs(2)).await;
+    }
+    guest.node.stop().await;
+    guest.mesh.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ded_02_under_workers_that_come_and_go_every_request_ends_in_its_time() {
+    let rig = Rig::ready("even-churn", TestModel::slow(1), 1).await;
+    let seeds = vec![rig.mesh.address().to_string()];
+    let (round, rounds) = watch::channel(0);
+    let mut churn = JoinSet::new();
+    churn.spawn(async move {
+        for number in 0..ROUNDS {
+            visit(number, seeds.clone()).await;
+            round.send_modify(|round| *round += 1);
+        }
+    });
+    let limit = Duration::from_secs(10);
+    let one = async |kind: u32| {
+        let call = rig.call(spec(prompt(kind % 500 * 7, 60), 20), limit);
+        let answer = async { all(rig.node.client().generate(call).await?).await };
+        match timeout(limit + Duration::from_secs(5), answer).await.expect("it ends by its deadline") {
+            Ok(frames) => frames.len() == 20,
+            Err(error) => {
+                // What its client is told is of a kind that can be tried again.
+                assert!(matches!(error, Unavailable(_) | Overloaded { .. } | WorkerLost { .. }), "{error:?}");
+                false
+            }
+        }
+    };
+    let (mut asked, mut served) = (0, 0);
+    while asked < 500 || *rounds.borrow() < ROUNDS {
+        // Looked at before a batch, which takes a while: an end of the churn in panic shows below.
+        if asked >= 500
+            && let Some(ended) = churn.try_join_next()
+        {
+            ended.expect("no panic");
+            break;
+        }
+        let answers = join_all((asked..asked + 25).map(one)).await;
+        served += answers.into_iter().filter(|served| *served).count();
+        asked += 25;
+    }
+    while let Some(ended) = within("the churn", churn.join_next()).await {
+        ended.expect("no panic");
+    }
+    assert!(served * 10 >= asked as usize * 9, "{served} of {asked}");
     rig.end().await;
 }

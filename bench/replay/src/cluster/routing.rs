@@ -12,7 +12,7 @@ use std::{
 use starling_actors::route::{
     desk::Ask,
     fallback::two_choices,
-    slots::{SLOTS, rank, slot_of},
+    slots::{rank, slot_of},
 };
 use starling_ids::{BlockHash, RequestId, TokenId};
 use starling_kv::hash::block_hashes;
@@ -35,7 +35,7 @@ const SAMPLED: usize = 8;
 impl Cluster<'_> {
     /// Routers as a gateway ranks them for this model, by its own view of who is alive.
     pub(super) fn ranked(&self, gateway: usize) -> Vec<usize> {
-        let slot = slot_of(None, SLOTS);
+        let slot = slot_of(None, None, 1);
         let alive = self.gateways[gateway].routers.clone();
         let place = |node| self.nodes.iter().position(|known| *known == node);
         rank(&self.model, slot, alive).into_iter().filter_map(place).collect()
