@@ -3,7 +3,7 @@
 //! Called once, when the HTTP server starts. Never: writes a key anywhere, also not in an error. Bounds: the file at most 1 MiB.
 //!
 //! ```text
-//! # KEY [tenant=NAME] [weight=N] [priority=N] [budget=N] [scopes=pin,select]
+//! # KEY [tenant=NAME] [weight=N] [priority=N] [budget=N] [scopes=pin,select,view]
 //! 8f3a-very-long-secret
 //! c91d-another-one       tenant=search weight=4 priority=-10 budget=60000
 //! ```
@@ -73,7 +73,7 @@ fn entry(line: &str) -> Result<ApiKey, String> {
 
 fn scopes(names: &str) -> Result<Vec<Scope>, String> {
     let scope = |name: &str| Scope::ALL.into_iter().find(|scope| scope.as_str() == name);
-    let unknown = || "a scope is pin or select; several are joined by commas".to_owned();
+    let unknown = || "a scope is pin, select or view; several are joined by commas".to_owned();
     names.split(',').map(|name| scope(name).ok_or_else(unknown)).collect()
 }
 

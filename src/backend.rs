@@ -7,6 +7,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use bytes::Bytes;
 use futures::{FutureExt, StreamExt, future::BoxFuture};
 use starling_actors::{
     client::{self, ClusterClient},
@@ -14,34 +15,40 @@ use starling_actors::{
     generate::{GenerateError, ServedModel},
     route::budget::Standing,
 };
-use starling_gateway::{Backend, Call, Generation, Readiness, Who};
+use starling_cluster::mesh::Mesh;
+use starling_gateway::{Backend, Call, Generation, Readiness, View, Who};
 use starling_ids::ModelId;
+
+use crate::control;
 
 /// All of the cluster, for the gateway role.
 #[derive(Debug)]
-pub(crate) struct ClusterBackend(pub(crate) ClusterClient);
+pub(crate) struct ClusterBackend {
+    pub(crate) client: ClusterClient,
+    pub(crate) mesh: Mesh,
+}
 
 impl Backend for ClusterBackend {
     fn models(&self) -> Vec<ServedModel> {
-        self.0.models()
+        self.client.models()
     }
 
     fn announces(&self, model: &ModelId) -> bool {
-        self.0.announces(model)
+        self.client.announces(model)
     }
 
     fn reach(&self, model: &ModelId) -> BoxFuture<'static, ()> {
-        let (client, model) = (self.0.clone(), model.clone());
+        let (client, model) = (self.client.clone(), model.clone());
         async move { client.reach(&model).await }.boxed()
     }
 
     fn bundle(&self, card: &ModelCard) -> BoxFuture<'static, Result<Arc<TokenizerBundle>, GenerateError>> {
-        let (client, card) = (self.0.clone(), card.clone());
+        let (client, card) = (self.client.clone(), card.clone());
         async move { client.bundle(&card).await }.boxed()
     }
 
     fn generate(&self, call: Call) -> BoxFuture<'static, Result<Generation, GenerateError>> {
-        let client = self.0.clone();
+        let client = self.client.clone();
         let call = client::Call {
             request: call.request,
             spec: call.spec,
@@ -60,20 +67,31 @@ impl Backend for ClusterBackend {
     }
 
     fn budget(&self, who: &Who) -> Option<Standing> {
-        self.0.budget(&who.tenant, who.budget)
+        self.client.budget(&who.tenant, who.budget)
+    }
+
+    fn view(&self, view: View) -> BoxFuture<'static, Result<Bytes, GenerateError>> {
+        show(self.mesh.clone(), view)
     }
 
     fn readiness(&self) -> Readiness {
-        if self.0.is_ready() {
+        if self.client.is_ready() {
             return Readiness::Ready;
         }
         Readiness::NotReady("no worker serves a model yet".to_owned())
     }
 }
 
-/// A node without the gateway role: health and metrics, no models.
+/// What the page shows.
+fn show(mesh: Mesh, view: View) -> BoxFuture<'static, Result<Bytes, GenerateError>> {
+    async move { control::view(&mesh, view).await.map_err(|fault| GenerateError::Unavailable(fault.to_string())) }
+        .boxed()
+}
+
+/// A node without the gateway role: health, metrics and the page, no models.
 #[derive(Debug)]
 pub(crate) struct NodeBackend {
+    pub(crate) mesh: Mesh,
     /// Set once the node serves.
     pub(crate) ready: Arc<AtomicBool>,
 }
@@ -95,6 +113,10 @@ impl Backend for NodeBackend {
 
     fn generate(&self, _call: Call) -> BoxFuture<'static, Result<Generation, GenerateError>> {
         std::future::ready(Err(Self::no_gateway())).boxed()
+    }
+
+    fn view(&self, view: View) -> BoxFuture<'static, Result<Bytes, GenerateError>> {
+        show(self.mesh.clone(), view)
     }
 
     fn readiness(&self) -> Readiness {

@@ -56,6 +56,7 @@ impl Facts {
         if let (Some(http), true) = (self.http, self.roles.gateway) {
             let base = format!("http://{}", dialled(http));
             lines.push(format!("  API       {base}/v1   (OpenAI), metrics at {base}/metrics"));
+            lines.push(format!("  page      {base}/ui"));
             lines.push("\nTry it:".to_owned());
             lines.push(self.curl(&base));
             lines.push(format!("  {} chat", self.program));

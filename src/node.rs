@@ -364,8 +364,9 @@ async fn start_http(
 ) -> Result<Option<HttpServer>, StartError> {
     let Some(http) = config.http else { return Ok(None) };
     let api = config.roles.gateway;
+    let (client, of) = (cast.client().clone(), mesh.clone());
     let backend: Arc<dyn Backend> =
-        if api { Arc::new(ClusterBackend(cast.client().clone())) } else { Arc::new(NodeBackend { ready }) };
+        if api { Arc::new(ClusterBackend { client, mesh: of }) } else { Arc::new(NodeBackend { mesh: of, ready }) };
     let drain_ms_max = u64::try_from(config.drain.as_millis()).unwrap_or(u64::MAX);
     let settings = GatewayConfig::default();
     let connections_max = open_files::connections_max(settings.connections_max);

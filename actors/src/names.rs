@@ -42,6 +42,10 @@ fn valid(name: &str) -> EndpointName {
 /// `Vec<Receipt>`.
 pub const OP_RECEIPTS: &str = "router/receipts";
 
+/// The operation of a router node that tells its newest decisions: takes how many (u32), answers
+/// `Vec<(ModelId, Duration, Receipt)>`, newest first, with how long ago each was taken.
+pub const OP_NEWEST: &str = "router/newest";
+
 /// The operation of a router node that grants tokens of a tenant's budget: takes `LeaseAsk`, answers `Lease`.
 pub const OP_BUDGET: &str = "router/budget";
 

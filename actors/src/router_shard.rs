@@ -55,6 +55,9 @@ use waiting::{Waiting, pump, wait};
 /// Reservations held at one time.
 const RESERVATIONS_MAX: usize = 65_536;
 
+/// Decisions told at one time when somebody asks for the newest.
+const NEWEST_MAX: usize = 200;
+
 /// How long a reservation outlives its request's deadline; only a client that vanished leaves it to that.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -102,6 +105,12 @@ impl ShardShared {
         self.handle.call(ask, Duration::from_secs(1)).await.unwrap_or_default()
     }
 
+    /// The newest decisions with their models, newest first, and how long ago each was taken; at most [`NEWEST_MAX`].
+    pub(crate) async fn newest(&self, count: usize) -> Vec<(ModelId, Duration, Receipt)> {
+        let ask = |reply| ShardMsg::Newest(count.min(NEWEST_MAX), reply);
+        self.handle.call(ask, Duration::from_secs(1)).await.unwrap_or_default()
+    }
+
     /// Reservations held now; none while it is being restarted.
     pub(crate) fn reservations(&self) -> usize {
         self.seat.now().map_or(0, |face| lock(&face.mind).desks.reservations())
@@ -137,6 +146,8 @@ impl ShardShared {
 pub(crate) enum ShardMsg {
     /// The decisions about a request.
     Explain(RequestId, RpcReplyPort<Vec<Receipt>>),
+    /// So many of the newest decisions.
+    Newest(usize, RpcReplyPort<Vec<(ModelId, Duration, Receipt)>>),
 }
 
 impl ractor::Message for ShardMsg {}
@@ -196,6 +207,12 @@ impl Actor for RouterShard {
                 let receipts = lock(&state.mind).explain(request);
                 // An asker that has gone needs no answer.
                 reply.send(receipts).ok();
+                Ok(())
+            }
+            ShardMsg::Newest(count, reply) => {
+                let newest = lock(&state.mind).newest(count);
+                // As above.
+                reply.send(newest).ok();
                 Ok(())
             }
         }

@@ -286,6 +286,7 @@ impl Node {
         supervisor.add(child("indexer", "indexer", Restart::Permanent, &Handle::new(), make)).await?;
         let shared = ShardShared::new(view, knowledge, rules)?;
         serve_receipts(&self.mesh, &shared);
+        serve_newest(&self.mesh, &shared);
         self.shard = Some(shared.clone());
         let handle = shared.handle().clone();
         let make = move || (RouterShard, shared.clone());
@@ -381,4 +382,19 @@ fn serve_receipts(mesh: &Mesh, shard: &Arc<ShardShared>) {
         })
     };
     mesh.serve_op(names::OP_RECEIPTS, Arc::new(answer));
+}
+
+/// Tells the newest decisions, also to other nodes.
+fn serve_newest(mesh: &Mesh, shard: &Arc<ShardShared>) {
+    let shard = shard.clone();
+    let answer = move |_from: NodeId, body: Bytes| -> BoxFuture<'static, Result<Bytes, Fault>> {
+        let shard = shard.clone();
+        Box::pin(async move {
+            let count: Result<u32, _> = rmp_serde::from_slice(&body);
+            let count = count.map_err(|error| Fault::new(FaultKind::Invalid, error.to_string()))?;
+            let bytes = rmp_serde::to_vec(&shard.newest(usize::try_from(count).unwrap_or(usize::MAX)).await);
+            bytes.map(Bytes::from).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
+        })
+    };
+    mesh.serve_op(names::OP_NEWEST, Arc::new(answer));
 }

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use futures::{future::BoxFuture, stream::BoxStream};
 use starling_actors::{
     client::{Baggage, Slip},
@@ -49,7 +50,24 @@ pub enum Readiness {
     NotReady(String),
 }
 
-/// What the gateway needs of the cluster. All calls but [`Backend::generate`] and [`Backend::bundle`] answer from
+/// What of the cluster is to be seen; the JSON is that of the command line's verb.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// `starling nodes`.
+    Nodes,
+    /// `starling instances`.
+    Instances,
+    /// `starling actors`.
+    Actors,
+    /// `starling kv`.
+    Caches,
+    /// `starling requests`.
+    Requests,
+    /// `starling why`.
+    Why(RequestId),
+}
+
+/// What the gateway needs of the cluster. All calls but [`Backend::generate`], [`Backend::bundle`] and [`Backend::view`] answer from
 /// local state at once.
 pub trait Backend: Send + Sync + 'static {
     /// Models that can be asked for now, sorted by id, each once.
@@ -75,6 +93,12 @@ pub trait Backend: Send + Sync + 'static {
     /// How the budget of a tenant stands that has one, by what this node knows.
     fn budget(&self, _who: &Who) -> Option<Standing> {
         None
+    }
+
+    /// What people see of the cluster, as JSON.
+    fn view(&self, _view: View) -> BoxFuture<'static, Result<Bytes, GenerateError>> {
+        let nothing = "this node shows nothing of the cluster".to_owned();
+        Box::pin(std::future::ready(Err(GenerateError::Unavailable(nothing))))
     }
 
     /// Whether this node can serve.

@@ -27,11 +27,13 @@ pub enum Scope {
     Pin,
     /// To choose workers by their labels: `x-starling-select`, `x-starling-tolerate`.
     Select,
+    /// To see the cluster: the page `/ui`.
+    View,
 }
 
 impl Scope {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Pin, Self::Select];
+    pub const ALL: [Self; 3] = [Self::Pin, Self::Select, Self::View];
 
     /// As it is written.
     #[must_use]
@@ -39,6 +41,7 @@ impl Scope {
         match self {
             Self::Pin => "pin",
             Self::Select => "select",
+            Self::View => "view",
         }
     }
 }

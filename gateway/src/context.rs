@@ -15,6 +15,7 @@ use hyper::{
 };
 use starling_actors::{client::Baggage, engine::ModelCard, generate::GenerateError};
 use starling_ids::{ModelId, RequestId};
+use tokio::sync::Semaphore;
 
 use crate::{
     Backend, GatewayConfig,
@@ -39,6 +40,8 @@ pub(crate) struct App {
     pub(crate) admission: Arc<Admission>,
     pub(crate) models: PromptModels,
     pub(crate) metrics_render: crate::MetricsRender,
+    /// Views of the cluster that are being made.
+    pub(crate) views: Semaphore,
 }
 
 /// The names of one request.

@@ -68,6 +68,9 @@ pub(crate) enum HttpFault {
         /// What the key lacks.
         scope: &'static str,
     },
+    /// The page without the right to see it.
+    #[error("to see the cluster needs an API key with the scope \"view\"")]
+    MayNotSee,
     /// A header that cannot be read.
     #[error("the header {name} {rule}")]
     Header {
@@ -157,7 +160,7 @@ fn http_row(fault: &HttpFault) -> Row {
         HttpFault::UnknownRoute { .. } => (StatusCode::NOT_FOUND, "unknown_url"),
         HttpFault::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
         HttpFault::Unauthorized => (StatusCode::UNAUTHORIZED, "invalid_api_key"),
-        HttpFault::Forbidden { .. } => (StatusCode::FORBIDDEN, "missing_scope"),
+        HttpFault::Forbidden { .. } | HttpFault::MayNotSee => (StatusCode::FORBIDDEN, "missing_scope"),
         HttpFault::Header { .. } => (StatusCode::BAD_REQUEST, "invalid_header"),
         HttpFault::Full { .. } | HttpFault::Crowded { .. } => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
         HttpFault::Draining => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),

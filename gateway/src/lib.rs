@@ -16,6 +16,7 @@ mod caller;
 mod chat;
 mod completions;
 mod connection;
+mod console;
 mod context;
 mod error;
 #[cfg(test)]
@@ -31,7 +32,7 @@ mod sse;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{Backend, Call, Generation, Readiness};
+pub use backend::{Backend, Call, Generation, Readiness, View};
 pub use caller::{ApiKey, Caller, PRIORITY_MAX, PRIORITY_MIN, Scope, Who};
 pub use config::{ConfigError, GatewayConfig};
 pub use server::{DrainReport, Gateway, GatewayError, MetricsRender};

@@ -14,6 +14,8 @@ pub(crate) enum Route {
     Completions,
     /// The model list, or one model.
     Models,
+    /// The page that shows the cluster.
+    Console,
     /// Everything else that does not exist.
     Unknown,
 }
@@ -32,13 +34,14 @@ pub(crate) enum Outcome {
 }
 
 impl Route {
-    const ALL: [Self; 4] = [Self::Chat, Self::Completions, Self::Models, Self::Unknown];
+    const ALL: [Self; 5] = [Self::Chat, Self::Completions, Self::Models, Self::Console, Self::Unknown];
 
     const fn label(self) -> &'static str {
         match self {
             Self::Chat => "chat_completions",
             Self::Completions => "completions",
             Self::Models => "models",
+            Self::Console => "console",
             Self::Unknown => "unknown",
         }
     }
@@ -69,7 +72,7 @@ impl Outcome {
 /// One set of handles.
 #[derive(Clone)]
 pub(crate) struct GatewayMetrics {
-    requests: [[Counter; 4]; 4],
+    requests: [[Counter; 4]; 5],
     pub(crate) in_flight: Gauge,
     pub(crate) permits: Gauge,
     pub(crate) cancelled: Counter,

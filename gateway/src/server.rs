@@ -18,13 +18,17 @@ use hyper::{
     header::{CONNECTION, CONTENT_TYPE, HeaderValue},
 };
 use thiserror::Error;
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, watch},
+};
 
 use crate::{
     Backend, ConfigError, GatewayConfig, Readiness,
     admission::Admission,
     chat, completions,
     connection::{Connections, Rules},
+    console,
     context::{App, Names, REQUEST_ID},
     error::{Fault, HttpFault},
     metrics::Route,
@@ -163,6 +167,7 @@ pub(crate) fn app(config: GatewayConfig, backend: Arc<dyn Backend>, metrics_rend
         config,
         backend,
         metrics_render,
+        views: Semaphore::new(console::VIEWS_AT_ONCE),
     })
 }
 
@@ -200,6 +205,7 @@ fn with_admin(routes: Router<Arc<App>>, app: Arc<App>) -> Router {
         .route("/health", get(health))
         .route("/live", get(async || "ok\n"))
         .route("/metrics", get(metrics_text))
+        .merge(console::routes())
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(name_request))

@@ -4,6 +4,7 @@ mod api;
 mod cancel;
 mod client;
 mod connections;
+mod console;
 mod drain;
 mod limits;
 mod malformed;

@@ -18,6 +18,7 @@ mod join;
 mod keys;
 mod kv;
 mod nodes;
+mod requests;
 mod role;
 mod sse;
 mod table;
@@ -77,6 +78,7 @@ enum Verb {
     Role(role::SetRole),
     Fault(fault::SetFault),
     Drain(drain::Drain),
+    Requests(requests::Requests),
     Why(why::Why),
     Chat(chat::Chat),
     Bench(bench::Bench),
@@ -154,6 +156,7 @@ async fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Role(role) => role.run().await,
         Verb::Fault(fault) => fault.run().await,
         Verb::Drain(drain) => drain.run().await,
+        Verb::Requests(requests) => requests.run().await,
         Verb::Why(why) => why.run().await,
         Verb::Bench(bench) => bench.run(),
         Verb::Chat(chat) => Box::pin(chat.run()).await,

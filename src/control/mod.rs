@@ -1,16 +1,18 @@
 //! The operations that every node answers for the command line, and the question itself.
 //!
-//! [`rows`] are the words, [`keys`] those about keys, [`serve`] the answers of a running node, [`ask`] the client without membership.
+//! [`rows`] are the words, [`keys`] those about keys, [`serve`] the answers of a running node, [`view`] the same for the page, [`ask`] the client without membership.
 
 mod ask;
 mod keys;
 mod rows;
 mod serve;
+mod view;
 
 pub use ask::{AskError, ask};
 pub use keys::{KeyRow, KeysAsk, KeysTold};
-pub use rows::{ActorRow, Caches, ClusterActors, InstanceRow, Missing, NodeRow, Why};
+pub use rows::{ActorRow, Caches, ClusterActors, InstanceRow, Missing, NodeRow, RequestRow, Requests, Why};
 pub use serve::serve;
+pub(crate) use view::view;
 
 /// Names of the operations.
 pub mod op {
@@ -24,6 +26,8 @@ pub mod op {
     pub const ACTORS_LOCAL: &str = "node/actors-local";
     /// A request's id as text: answers `Why`.
     pub const WHY: &str = "node/why";
+    /// How many (u32): the newest decisions of all routers; answers a [`super::Requests`].
+    pub const REQUESTS: &str = "node/requests";
     /// The caches of every worker: answers a [`super::Caches`].
     pub const CACHES: &str = "node/caches";
     /// (worker as `NODE/INDEX`, role): gives it the role; answers the role before.

@@ -2,15 +2,18 @@
 //!
 //! They cross nodes as MessagePack and are printed as tables or JSON; fields are only ever appended.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use starling_actors::{cache_report::CacheRow, route::receipt::Receipt};
+use starling_actors::{
+    cache_report::CacheRow,
+    route::receipt::{Outcome, Receipt},
+};
 use starling_cluster::{
     discovery::{InstanceKind, Routable, Snapshot},
     supervise,
 };
-use starling_ids::NodeId;
+use starling_ids::{ModelId, NodeId};
 
 /// One member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +79,58 @@ pub struct Why {
     pub receipts: Vec<(String, Receipt)>,
     /// Routers that did not answer.
     pub missing: Vec<Missing>,
+}
+
+/// One decision, in short: [`Why`] has all of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RequestRow {
+    /// The request's id, 32 hex digits.
+    pub request: String,
+    /// How long ago it was decided, milliseconds.
+    pub ago_ms: f64,
+    /// The model it asked for.
+    pub model: String,
+    /// The router's node.
+    pub router: String,
+    /// Where it went, `NODE/INDEX`; empty if nothing is known of it.
+    pub worker: String,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// Blocks of it expected in the worker's cache.
+    pub hit_blocks: u32,
+    /// How long it had waited for a worker with room, milliseconds.
+    pub waited_ms: f64,
+    /// Time to the first token as it was predicted, milliseconds.
+    pub predicted_ttft_ms: f64,
+    /// What came of it; `None` while it runs, or when it was refused or lost.
+    pub outcome: Option<Outcome>,
+}
+
+/// The newest decisions of all routers that answered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Requests {
+    /// Newest first.
+    pub requests: Vec<RequestRow>,
+    /// Routers that did not answer.
+    pub missing: Vec<Missing>,
+}
+
+/// One decision in short.
+#[must_use]
+pub(super) fn request_row(router: &NodeId, model: &ModelId, ago: Duration, receipt: &Receipt) -> RequestRow {
+    let chosen = receipt.candidates.get(receipt.chosen);
+    RequestRow {
+        request: receipt.request.to_string(),
+        ago_ms: ago.as_secs_f64() * 1e3,
+        model: model.to_string(),
+        router: router.to_string(),
+        worker: chosen.map(|worker| worker.worker.to_string()).unwrap_or_default(),
+        prompt_tokens: receipt.prompt_tokens,
+        hit_blocks: chosen.map_or(0, |worker| worker.hit_blocks),
+        waited_ms: receipt.waited_ms,
+        predicted_ttft_ms: chosen.map_or(0.0, |worker| worker.ttft_ms),
+        outcome: receipt.outcome,
+    }
 }
 
 /// The caches of every worker that answered.
@@ -204,7 +259,7 @@ fn kind(kind: InstanceKind) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::sync::Arc;
 
     use starling_cluster::discovery::{Instance, Lifecycle, NodeRecord, NodeState, NodeView};
     use starling_ids::{EndpointName, Incarnation};

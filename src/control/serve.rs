@@ -1,6 +1,6 @@
 //! A running node's answers to the command line.
 //!
-//! Called once at start. Bounds: asking all members for their actors runs [`MEMBERS_AT_ONCE`] at a time, each within
+//! Called once at start. Bounds: asking members runs [`MEMBERS_AT_ONCE`] at a time, each within
 //! [`MEMBER_ANSWERS_WITHIN`]; who does not answer is named, not waited for.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -10,7 +10,7 @@ use futures::{StreamExt, future::BoxFuture};
 use serde::{Serialize, de::DeserializeOwned};
 use starling_actors::{
     cache_report::CacheRow,
-    names::{OP_CACHES, OP_DRAIN, OP_FAULT, OP_RECEIPTS, OP_ROLE},
+    names::{OP_CACHES, OP_DRAIN, OP_FAULT, OP_NEWEST, OP_RECEIPTS, OP_ROLE},
     route::{receipt::Receipt, split::Role},
 };
 use starling_cluster::{
@@ -19,11 +19,14 @@ use starling_cluster::{
     stream::{Fault, FaultKind},
 };
 use starling_engine::simulated::faults::Fault as EngineFault;
-use starling_ids::NodeId;
+use starling_ids::{ModelId, NodeId};
 
 use super::{
     op,
-    rows::{ActorRow, Caches, ClusterActors, Missing, Why, actor_rows, instance_rows, node_rows},
+    rows::{
+        ActorRow, Caches, ClusterActors, Missing, RequestRow, Requests, Why, actor_rows, instance_rows, node_rows,
+        request_row,
+    },
 };
 
 const MEMBERS_AT_ONCE: usize = 16;
@@ -41,6 +44,13 @@ pub fn serve(mesh: &Mesh) {
     answer(mesh, op::ACTORS, |mesh, _| Box::pin(async move { encode(&all_actors(&mesh).await) }));
     answer(mesh, op::CACHES, |mesh, _| Box::pin(async move { encode(&caches(&mesh).await) }));
     answer(mesh, op::WHY, |mesh, body| Box::pin(async move { encode(&why(&mesh, body).await) }));
+    answer(mesh, op::REQUESTS, |mesh, body| {
+        Box::pin(async move {
+            let count: u32 = rmp_serde::from_slice(&body)
+                .map_err(|_| Fault::new(FaultKind::Invalid, "the body must be a number of requests"))?;
+            encode(&requests(&mesh, count).await?)
+        })
+    });
     answer(mesh, op::ROLE, |mesh, body| Box::pin(async move { set_role(&mesh, &body).await }));
     answer(mesh, op::DRAIN, |mesh, body| Box::pin(async move { set_drain(&mesh, &body).await }));
     answer(mesh, op::FAULT, |mesh, body| Box::pin(async move { set_fault(&mesh, &body).await }));
@@ -71,76 +81,87 @@ fn local_actors(mesh: &Mesh) -> Vec<ActorRow> {
 }
 
 /// Asks every other member; sorted by node and path.
-async fn all_actors(mesh: &Mesh) -> ClusterActors {
-    let members: Vec<NodeId> = mesh.snapshot().nodes.iter().map(|view| view.record.node.clone()).collect();
-    let others = members.into_iter().filter(|node| node != mesh.node());
-    let asked = others.map(|node| ask_member(mesh.clone(), node));
-    let answers: Vec<_> = futures::stream::iter(asked).buffer_unordered(MEMBERS_AT_ONCE).collect().await;
-    let mut all = ClusterActors { actors: local_actors(mesh), missing: Vec::new() };
-    for answer in answers {
-        match answer {
-            Ok(rows) => all.actors.extend(rows),
-            Err(missing) => all.missing.push(missing),
-        }
-    }
-    all.actors.sort_by(|a, b| (&a.node, &a.path).cmp(&(&b.node, &b.path)));
-    all.missing.sort_by(|a, b| a.node.cmp(&b.node));
-    all
+pub(super) async fn all_actors(mesh: &Mesh) -> ClusterActors {
+    let members = mesh.snapshot().nodes.iter().map(|view| view.record.node.clone()).collect::<BTreeSet<NodeId>>();
+    let others = members.into_iter().filter(|node| node != mesh.node()).collect();
+    let (answers, missing) = gather::<Vec<ActorRow>>(mesh, others, op::ACTORS_LOCAL, Bytes::new()).await;
+    let mut actors = local_actors(mesh);
+    actors.extend(answers.into_iter().flat_map(|(_, rows)| rows));
+    actors.sort_by(|a, b| (&a.node, &a.path).cmp(&(&b.node, &b.path)));
+    ClusterActors { actors, missing }
 }
 
-async fn ask_member(mesh: Mesh, node: NodeId) -> Result<Vec<ActorRow>, Missing> {
-    let answer = mesh.call(&node, op::ACTORS_LOCAL, Bytes::new(), MEMBER_ANSWERS_WITHIN).await;
-    let rows = answer.and_then(|bytes| {
-        rmp_serde::from_slice(&bytes).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
-    });
-    rows.map_err(|fault| Missing { node: node.to_string(), reason: fault.to_string() })
-}
-
-/// Asks every node with workers for their caches.
-async fn caches(mesh: &Mesh) -> Caches {
-    let snapshot = mesh.snapshot();
-    let nodes: BTreeSet<NodeId> =
-        snapshot.instances(InstanceKind::Worker).map(|(view, _)| view.record.node.clone()).collect();
-    let asked = nodes.into_iter().map(|node| ask_caches(mesh.clone(), node));
-    let answers: Vec<_> = futures::stream::iter(asked).buffer_unordered(MEMBERS_AT_ONCE).collect().await;
-    let mut all = Caches { caches: Vec::new(), missing: Vec::new() };
-    for answer in answers {
-        match answer {
-            Ok(rows) => all.caches.extend(rows),
-            Err(missing) => all.missing.push(missing),
-        }
-    }
-    // A worker's own rows keep their order.
-    all.caches.sort_by(|a, b| a.worker.cmp(&b.worker));
-    all.missing.sort_by(|a, b| a.node.cmp(&b.node));
-    all
-}
-
-async fn ask_caches(mesh: Mesh, node: NodeId) -> Result<Vec<CacheRow>, Missing> {
-    let answer = mesh.call(&node, OP_CACHES, Bytes::new(), MEMBER_ANSWERS_WITHIN).await;
-    let rows = answer.and_then(|bytes| {
-        rmp_serde::from_slice(&bytes).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
-    });
-    rows.map_err(|fault| Missing { node: node.to_string(), reason: fault.to_string() })
+/// Asks every node with workers for their caches; a worker's own rows keep their order.
+pub(super) async fn caches(mesh: &Mesh) -> Caches {
+    let nodes = with(mesh, InstanceKind::Worker);
+    let (answers, missing) = gather::<Vec<CacheRow>>(mesh, nodes, OP_CACHES, Bytes::new()).await;
+    let mut caches: Vec<CacheRow> = answers.into_iter().flat_map(|(_, rows)| rows).collect();
+    caches.sort_by(|a, b| a.worker.cmp(&b.worker));
+    Caches { caches, missing }
 }
 
 /// Asks every router for its decisions about a request.
-async fn why(mesh: &Mesh, request: Bytes) -> Why {
-    let snapshot = mesh.snapshot();
-    let routers: BTreeSet<NodeId> =
-        snapshot.instances(InstanceKind::Router).map(|(view, _)| view.record.node.clone()).collect();
-    let asked = routers.into_iter().map(|node| ask_router(mesh.clone(), node, request.clone()));
-    let answers: Vec<_> = futures::stream::iter(asked).buffer_unordered(MEMBERS_AT_ONCE).collect().await;
-    let mut why = Why { receipts: Vec::new(), missing: Vec::new() };
+pub(super) async fn why(mesh: &Mesh, request: Bytes) -> Why {
+    let nodes = with(mesh, InstanceKind::Router);
+    let (answers, missing) = gather::<Vec<Receipt>>(mesh, nodes, OP_RECEIPTS, request).await;
+    let named = |(router, receipts): (NodeId, Vec<Receipt>)| {
+        receipts.into_iter().map(|receipt| (router.to_string(), receipt)).collect::<Vec<_>>()
+    };
+    Why { receipts: answers.into_iter().flat_map(named).collect(), missing }
+}
+
+/// Asks every router for its newest decisions, and merges them.
+pub(super) async fn requests(mesh: &Mesh, count: u32) -> Result<Requests, Fault> {
+    let nodes = with(mesh, InstanceKind::Router);
+    let (answers, missing) = gather::<Vec<Newest>>(mesh, nodes, OP_NEWEST, encode(&count)?).await;
+    let named = |(router, newest): (NodeId, Vec<Newest>)| {
+        newest.into_iter().map(|(model, ago, receipt)| request_row(&router, &model, ago, &receipt)).collect::<Vec<_>>()
+    };
+    let mut requests: Vec<RequestRow> = answers.into_iter().flat_map(named).collect();
+    requests.sort_by(|a, b| a.ago_ms.total_cmp(&b.ago_ms));
+    requests.truncate(usize::try_from(count).unwrap_or(usize::MAX));
+    Ok(Requests { requests, missing })
+}
+
+/// A decision with its model, and how long ago it was taken.
+type Newest = (ModelId, Duration, Receipt);
+
+/// The nodes that offer such an instance.
+fn with(mesh: &Mesh, kind: InstanceKind) -> BTreeSet<NodeId> {
+    mesh.snapshot().instances(kind).map(|(view, _)| view.record.node.clone()).collect()
+}
+
+/// Asks nodes the same question; what they say, and who says nothing, sorted by node.
+async fn gather<T: DeserializeOwned>(
+    mesh: &Mesh,
+    nodes: BTreeSet<NodeId>,
+    op: &str,
+    body: Bytes,
+) -> (Vec<(NodeId, T)>, Vec<Missing>) {
+    let ask = |node: NodeId| {
+        let (mesh, op, body) = (mesh.clone(), op.to_owned(), body.clone());
+        async move {
+            let answer = mesh.call(&node, &op, body, MEMBER_ANSWERS_WITHIN).await.and_then(|bytes| {
+                rmp_serde::from_slice(&bytes).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
+            });
+            match answer {
+                Ok(told) => Ok((node, told)),
+                Err(fault) => Err(Missing { node: node.to_string(), reason: fault.to_string() }),
+            }
+        }
+    };
+    let answers: Vec<_> =
+        futures::stream::iter(nodes.into_iter().map(ask)).buffer_unordered(MEMBERS_AT_ONCE).collect().await;
+    let (mut told, mut missing) = (Vec::new(), Vec::new());
     for answer in answers {
         match answer {
-            Ok(receipts) => why.receipts.extend(receipts),
-            Err(missing) => why.missing.push(missing),
+            Ok(one) => told.push(one),
+            Err(one) => missing.push(one),
         }
     }
-    why.receipts.sort_by(|(a, _), (b, _)| a.cmp(b));
-    why.missing.sort_by(|a, b| a.node.cmp(&b.node));
-    why
+    told.sort_by(|(a, _), (b, _)| a.cmp(b));
+    missing.sort_by(|a, b| a.node.cmp(&b.node));
+    (told, missing)
 }
 
 /// Hands a change of role to the worker's node.
@@ -176,15 +197,4 @@ where
         rmp_serde::to_vec(&(index, what)).map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))?;
     let answer = mesh.call(&node, op, asked.into(), MEMBER_ANSWERS_WITHIN).await?;
     rmp_serde::from_slice(&answer).map_err(|error| invalid(error.to_string()))
-}
-
-async fn ask_router(mesh: Mesh, node: NodeId, request: Bytes) -> Result<Vec<(String, Receipt)>, Missing> {
-    let answer = mesh.call(&node, OP_RECEIPTS, request, MEMBER_ANSWERS_WITHIN).await;
-    let receipts = answer.and_then(|bytes| {
-        let read: Result<Vec<Receipt>, _> = rmp_serde::from_slice(&bytes);
-        read.map_err(|error| Fault::new(FaultKind::Internal, error.to_string()))
-    });
-    let name = node.to_string();
-    let named = |receipts: Vec<Receipt>| receipts.into_iter().map(|receipt| (name.clone(), receipt)).collect();
-    receipts.map(named).map_err(|fault| Missing { node: node.to_string(), reason: fault.to_string() })
 }

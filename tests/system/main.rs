@@ -13,6 +13,7 @@ mod budget;
 mod churn;
 mod cli;
 mod commanded;
+mod console;
 mod failover;
 mod faults;
 mod harness;

@@ -321,6 +321,11 @@ impl Desk {
         self.receipts.of(request)
     }
 
+    /// The newest decisions, newest first, each with its chosen candidate alone.
+    pub fn newest(&self) -> impl Iterator<Item = Receipt> + '_ {
+        self.receipts.newest()
+    }
+
     /// Writes down the chosen one and the next cheapest, term by term, before the request is counted anywhere.
     fn write_down(&mut self, ask: &Ask<'_>, choice: Choice, fed: bool, (now, draw): (Duration, u64)) {
         let Self { fleet, hits, policy, scratch, shown, receipts, oracle, gate, .. } = self;

@@ -74,6 +74,16 @@ impl Desks {
         self.desks.values().flat_map(|desk| desk.explain(request)).collect()
     }
 
+    /// The newest `count` decisions of all models, newest first, each with its chosen candidate alone.
+    #[must_use]
+    pub fn newest(&self, count: usize) -> Vec<(ModelId, Receipt)> {
+        let of = |(model, desk): (&ModelId, &Desk)| desk.newest().take(count).map(|one| (model.clone(), one)).collect();
+        let mut all: Vec<(ModelId, Receipt)> = self.desks.iter().flat_map::<Vec<_>, _>(of).collect();
+        all.sort_by_key(|(_, receipt)| std::cmp::Reverse(receipt.at));
+        all.truncate(count);
+        all
+    }
+
     /// Takes over the directory, if it changed.
     pub fn sync(&mut self, catalog: &Arc<Catalog>) {
         if self.read.as_ref().is_some_and(|read| Arc::ptr_eq(read, catalog)) {

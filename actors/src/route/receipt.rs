@@ -261,6 +261,11 @@ impl Receipts {
         self.ring.iter().filter(|entry| entry.head.request == request).map(Entry::told).collect()
     }
 
+    /// The newest decisions, newest first, each with its chosen candidate alone.
+    pub fn newest(&self) -> impl Iterator<Item = Receipt> + '_ {
+        self.ring.iter().rev().map(|entry| entry.told().brief(1))
+    }
+
     fn place(&self, ticket: Ticket) -> Option<usize> {
         self.ring.binary_search_by(|known| known.ticket.cmp(&ticket)).ok()
     }

@@ -140,6 +140,13 @@ impl Mind {
         self.desks.explain(request)
     }
 
+    /// The newest decisions, newest first, and how long ago each was taken.
+    pub(super) fn newest(&self, count: usize) -> Vec<(ModelId, Duration, Receipt)> {
+        let now = self.now();
+        let newest = self.desks.newest(count).into_iter();
+        newest.map(|(model, receipt)| (model, now.saturating_sub(receipt.at), receipt)).collect()
+    }
+
     /// Requests that wait.
     pub(super) fn waiting(&self) -> usize {
         self.queues.values().map(Queue::len).sum()
