@@ -62,7 +62,7 @@ use crate::{
 };
 pub(crate) use blocks::{Blocks, Lent, Returns, Watch};
 pub(crate) use forward::InFlightGuard;
-pub(crate) use leaving::{Leaving, LentLive};
+pub(crate) use leaving::{Arrivals, Leaving, LentLive};
 pub(crate) use port::{AnswerStart, CancelGuard, Command, Delivery, Port, Submission};
 
 use doors::{EventsDoor, GenerateDoor};

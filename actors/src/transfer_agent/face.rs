@@ -23,7 +23,7 @@ use crate::{
         holder::{Asked, Holder, HolderEffect, Refusal, Word},
         taker::{Piece, Taker, TakerEffect, Wanted},
     },
-    worker::{Blocks, Returns},
+    worker::{Arrivals, Blocks, Returns},
 };
 
 /// News that wait for a ticket's task: its end, its settling, and renewals, which are left out when it is behind.
@@ -81,6 +81,8 @@ pub(crate) struct KvFace {
     pub(crate) memory: KvMemory,
     pub(crate) returns: Arc<Returns>,
     pub(crate) agent: Arc<AgentShared>,
+    /// Running requests that come from other workers.
+    pub(crate) arrivals: Arc<Arrivals>,
     tasks: Tasks,
     began: Instant,
     holder: Mutex<HolderSide>,
@@ -111,6 +113,7 @@ impl KvFace {
             memory,
             returns: returns.clone(),
             agent: agent.clone(),
+            arrivals: Arc::default(),
             tasks: tasks.clone(),
             began: Instant::now(),
         }

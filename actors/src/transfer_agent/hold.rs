@@ -151,15 +151,15 @@ fn refused(refusal: &Refusal) -> Fault {
 }
 
 /// The sequence that computes the prompt.
-struct Work {
+pub(super) struct Work {
     outbox: mpsc::Receiver<Delivery>,
     verdict: Option<oneshot::Receiver<Result<u64, SubmitError>>>,
-    cancel: CancelGuard,
+    pub(super) cancel: CancelGuard,
 }
 
 impl Work {
-    /// Queues the prompt with one token to answer.
-    fn begin(held: &Held) -> Result<Self, TrySendError<()>> {
+    /// Queues the prompt, with one token to answer unless the request is handed over with that.
+    pub(super) fn begin(held: &Held) -> Result<Self, TrySendError<()>> {
         let spec = &held.ask.spec;
         let key = held.port.key();
         let (sender, outbox) = mpsc::channel(4);
@@ -169,7 +169,7 @@ impl Work {
             hash_seed: held.seed,
             answers: vec![AnswerStart { choice: 0, tokens: held.tokens.clone(), answered: 0 }],
             sampling: spec.sampling.clone(),
-            stop: StopParams { tokens_max: 1, ..spec.stop.clone() },
+            stop: StopParams { tokens_max: if held.ask.whole { spec.stop.tokens_max } else { 1 }, ..spec.stop.clone() },
             logprobs: spec.logprobs,
             priority: held.ask.priority,
             outbox: sender,
@@ -185,7 +185,7 @@ impl Work {
     }
 
     /// The engine's next word; never again once it has ended well.
-    async fn next(work: &mut Option<Self>) -> Result<Told, End> {
+    pub(super) async fn next(work: &mut Option<Self>) -> Result<Told, End> {
         loop {
             let Some(working) = work else { return std::future::pending().await };
             if let Some(verdict) = &mut working.verdict {
@@ -197,11 +197,11 @@ impl Work {
             }
             match working.outbox.recv().await {
                 Some(Delivery::Frame(frame)) => return Ok(Told::Frame(frame)),
-                Some(Delivery::End) => {
+                Some(Delivery::End | Delivery::Moved) => {
                     working.cancel.ended = true;
                     *work = None;
                 }
-                Some(Delivery::Fail(_) | Delivery::Moved | Delivery::From(_)) | None => return Err(End::Broken),
+                Some(Delivery::Fail(_) | Delivery::From(_)) | None => return Err(End::Broken),
             }
         }
     }
@@ -214,8 +214,8 @@ async fn hold(held: Held, ended: oneshot::Receiver<End>, (tx, mut rx): (StreamTx
         end = ended => end.unwrap_or(End::PeerGone),
         end = async {
             match held.ask.live {
-                Some(attempt) => live::serve(&held, attempt, &tx, &mut rx).await,
-                None => serve(&held, &tx, &mut rx).await,
+                None if !(held.ask.compute && held.ask.whole) => serve(&held, &tx, &mut rx).await,
+                live => live::serve(&held, live, &tx, &mut rx).await,
             }
         } => end,
         () = tokio::time::sleep(context.time_left) => End::Aborted,

@@ -2,11 +2,15 @@
 //!
 //! Called by [`super::hold`] for a ticket about a live request. What is full is granted at once, then each block as it
 //! becomes full; when the taker says that it has caught up, the request ends here and the rest of its blocks is granted,
-//! with all its tokens. Whatever ends this before leaves the request where it is.
+//! with all its tokens. Whatever ends this before leaves the request where it is. A prompt that is computed for the taker
+//! goes the same way: it is handed over with its first token, without a word.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
 };
 
 use starling_cluster::stream::{StreamRx, StreamTx};
@@ -17,7 +21,7 @@ use tokio::{
 };
 
 use super::{
-    hold::{GrantGuard, Held, STUCK, grant, hear},
+    hold::{GrantGuard, Held, STUCK, Work, grant, hear},
     wire::Told,
 };
 use crate::{
@@ -25,26 +29,33 @@ use crate::{
     worker::{Blocks, Command, Leaving, LentLive},
 };
 
-/// Serves a ticket for the live request that is this attempt here.
-pub(super) async fn serve(held: &Held, attempt: AttemptId, tx: &StreamTx, rx: &mut StreamRx) -> End {
+/// Serves a ticket for the live request that is this attempt here, or without one computes the prompt for the taker.
+pub(super) async fn serve(held: &Held, attempt: Option<AttemptId>, tx: &StreamTx, rx: &mut StreamRx) -> End {
     let mut grants = GrantGuard::new(held);
-    let Some(key) = held.port.lives.find((held.ask.asked.request, attempt)) else { return End::Aborted };
+    let mut work = match attempt.is_none().then(|| Work::begin(held)).transpose() {
+        Ok(work) => work,
+        Err(_) => return End::Broken,
+    };
+    let live = attempt.and_then(|attempt| held.port.lives.find((held.ask.asked.request, attempt)));
+    let Some(key) = work.as_ref().map(|work| work.cancel.key).or(live) else { return End::Aborted };
     let (mut count, room) = (held.ask.first as usize, held.ask.blocks as usize);
     let (sender, mut lent) = mpsc::channel(room.saturating_sub(count) + 2);
     let cut = Arc::new(AtomicBool::new(false));
-    let leaving = Leaving { key, count, room, cut: cut.clone(), lent: sender, begun: false };
+    let asked = attempt.map(|_| cut.clone());
+    let leaving = Leaving { key, count, room, cut: asked, lent: sender, begun: false };
     if held.port.commands.try_send(Command::Leave(Box::new(leaving))).is_err() {
         return End::Broken;
     }
     let mut alive = interval(Limits::default().lease / 4);
     alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut gone = false;
+    let (mut gone, mut heard) = (false, None);
     loop {
         let told = tokio::select! {
             biased;
             said = rx.recv() => match said {
                 Some(Ok(bytes)) => match hear(held, &bytes, &grants) {
                     Ok(Word::Cut) => {
+                        heard.get_or_insert_with(Instant::now);
                         cut.store(true, Ordering::Release);
                         // A full channel wakes the thread as well.
                         held.port.commands.try_send(Command::Wake).ok();
@@ -55,15 +66,25 @@ pub(super) async fn serve(held: &Held, attempt: AttemptId, tx: &StreamTx, rx: &m
                 },
                 _ => return End::PeerGone,
             },
+            told = Work::next(&mut work) => match told {
+                Ok(told) => vec![told],
+                Err(end) => return end,
+            },
             next = lent.recv(), if !gone => {
                 let (pins, last) = match next {
-                    Some(LentLive::Full { pins, first }) => (pins, first.then_some(Told::Sealed)),
-                    Some(LentLive::Last { pins, tokens, computed }) => {
+                    Some(LentLive::Full { pins, first }) => (pins, (first && attempt.is_some()).then_some(Told::Sealed)),
+                    Some(LentLive::Last { pins, tokens, computed, left }) => {
                         gone = true;
-                        (pins, Some(Told::Last { tokens, computed: u32::try_from(computed).unwrap_or(u32::MAX) }))
+                        let ran_on_us = heard.map(|heard| signed_us(left, heard));
+                        let computed = u32::try_from(computed).unwrap_or(u32::MAX);
+                        (pins, Some(Told::Last { tokens, computed, ran_on_us, left_us: us_since(left) }))
                     }
-                    // It has ended by itself.
-                    None => return End::Aborted,
+                    // It has ended by itself: with its first token, if it was begun for the taker.
+                    None if attempt.is_some() => return End::Aborted,
+                    None => {
+                        gone = true;
+                        (Blocks::new(Vec::new(), &held.kv.returns), Some(Told::Sealed))
+                    }
                 };
                 match tell(held, &mut count, pins, &mut grants).await {
                     Some(told) => told.into_iter().chain(last).collect(),
@@ -86,6 +107,16 @@ pub(super) async fn serve(held: &Held, attempt: AttemptId, tx: &StreamTx, rx: &m
             }
         }
     }
+}
+
+fn us_since(then: Instant) -> u64 {
+    u64::try_from(then.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+/// From `from` to `to`, which may be before it, microseconds.
+fn signed_us(to: Instant, from: Instant) -> i64 {
+    let us = |time: std::time::Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
+    us(to.saturating_duration_since(from)) - us(from.saturating_duration_since(to))
 }
 
 /// Pins blocks for the ticket and grants them.

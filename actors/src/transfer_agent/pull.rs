@@ -4,7 +4,10 @@
 //! what came: all of it, the beginning of it, or nothing. Never: an error; the caller computes what did not come.
 //! Bounds: the ticket's lease, renewed while the holder works; the request's own deadline at its caller.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use starling_cluster::{
     mesh::Mesh,
@@ -50,8 +53,15 @@ pub(crate) struct Pull<'a> {
 pub(crate) enum Heard {
     /// Its engine's news of the answer.
     Frame(GenerateFrame),
+    /// A live request is to end there at the next chance.
+    Cut,
     /// A live request has ended there: all its tokens, and how many of them lie in its blocks.
-    Last { tokens: Vec<TokenId>, computed: usize },
+    Last {
+        tokens: Vec<TokenId>,
+        computed: usize,
+        /// When its last step there ended, by this clock, at the earliest.
+        paused: Instant,
+    },
 }
 
 /// Ends a ticket when dropped.
@@ -125,6 +135,7 @@ async fn open(pull: &Pull<'_>, ticket: TakerTicket, holder: &Party, attempt: Att
         priority: pull.context.priority,
         live: pull.live,
         first: u32::try_from(pull.first).unwrap_or(u32::MAX),
+        whole: pull.source.compute,
     };
     let body = rmp_serde::to_vec(&ask).map_err(|_| End::Broken)?;
     let (node, endpoint) = (&holder.worker.node, names::worker_kv(holder.worker.index));
@@ -158,14 +169,15 @@ async fn bring(
     let kv = pull.kv;
     let (mut granted, mut sealed, mut answered) = (0, false, !pull.source.compute);
     // A live request goes on until what it had at first is here.
-    let (mut goes_on, mut cut) = (pull.live.is_some(), false);
+    let (mut goes_on, mut cut) = (pull.live.is_some(), None);
     let end = loop {
         if sealed && answered && kv.progress(ticket) >= granted {
             if !goes_on {
                 break End::Complete;
             }
-            (goes_on, sealed, cut) = (false, false, true);
+            (goes_on, sealed, cut) = (false, false, Some(Instant::now()));
             open.say(Word::Cut);
+            heard(Heard::Cut);
         }
         tokio::select! {
             biased;
@@ -182,9 +194,10 @@ async fn bring(
                     heard(Heard::Frame(frame));
                 }
                 Some(Ok(Told::Sealed)) => sealed = true,
-                Some(Ok(Told::Last { tokens, computed })) => {
+                Some(Ok(Told::Last { tokens, computed, ran_on_us, left_us })) => {
                     (goes_on, sealed) = (false, true);
-                    heard(Heard::Last { tokens, computed: computed as usize });
+                    let paused = paused(cut.zip(ran_on_us), left_us);
+                    heard(Heard::Last { tokens, computed: computed as usize, paused });
                 }
                 Some(Ok(Told::Alive)) => {
                     if kv.heard(ticket).is_err() {
@@ -198,7 +211,7 @@ async fn bring(
             () = open.landed.notified() => {}
             told = news.recv() => match told {
                 // A word that was left out for want of credit is said again.
-                Some(News::Renew) => open.say(if cut { Word::Cut } else { Word::Renew }),
+                Some(News::Renew) => open.say(if cut.is_some() { Word::Cut } else { Word::Renew }),
                 // A transfer failed, or the lease is over; the settling follows.
                 _ => break End::Broken,
             },
@@ -208,6 +221,19 @@ async fn bring(
     let Opened { tx, .. } = open.stream;
     tx.end();
     end
+}
+
+/// When a request stopped at its holder, not later than it did: what the holder says of its own clock, beside when it was
+/// told to stop by this one, so that the word's way counts; without that, beside now.
+fn paused(cut: Option<(Instant, i64)>, left_us: u64) -> Instant {
+    let now = Instant::now();
+    let before = |then: Instant, us: u64| then.checked_sub(Duration::from_micros(us)).unwrap_or(then);
+    let by_way = cut.map(|(cut, ran_on_us)| match u64::try_from(ran_on_us) {
+        Ok(after) => cut + Duration::from_micros(after),
+        Err(_) => before(cut, ran_on_us.unsigned_abs()),
+    });
+    let by_now = before(now, left_us);
+    by_way.map_or(by_now, |by_way| by_way.min(by_now))
 }
 
 /// A word that finds no credit is left out: the lease says the same later.

@@ -31,6 +31,9 @@ pub(crate) struct KvAsk {
     /// Leading blocks that the taker has.
     #[serde(default)]
     pub(crate) first: u32,
+    /// What is computed for the taker is handed over to it with the first token, the last block filled in part.
+    #[serde(default)]
+    pub(crate) whole: bool,
 }
 
 /// What the holder accepts with.
@@ -53,8 +56,17 @@ pub(crate) enum Told {
     Sealed,
     /// It still works.
     Alive,
-    /// A live request has ended at the holder: all its tokens, and how many of them lie in its blocks.
-    Last { tokens: Vec<TokenId>, computed: u32 },
+    /// A live request has ended at the holder: all its tokens, and how many of them lie in its blocks; `ran_on_us` after the
+    /// holder heard that it was to be cut, its last step ended (before that, when negative), and it was `left_us` ago when
+    /// this was said.
+    Last {
+        tokens: Vec<TokenId>,
+        computed: u32,
+        #[serde(default)]
+        ran_on_us: Option<i64>,
+        #[serde(default)]
+        left_us: u64,
+    },
 }
 
 /// What the taker says on an open ticket.

@@ -189,7 +189,12 @@ impl Lending {
     /// Makes blocks that came known.
     pub(crate) fn adopt(&self, engine: &mut dyn Engine, arrived: &mut Arrived) {
         if let Some(ready) = arrived.ready.take() {
-            engine.adopt(arrived.seed, &arrived.tokens, arrived.first, &ready.take());
+            let slots = ready.take();
+            // One that is filled in part is of no use without the rest of its request.
+            let full = arrived.tokens.len() / (engine.capabilities().card.block_tokens as usize).max(1);
+            let (whole, part) = slots.split_at(slots.len().min(full.saturating_sub(arrived.first)));
+            engine.adopt(arrived.seed, &arrived.tokens, arrived.first, whole);
+            engine.give_back(part);
         }
         if let Some(here) = arrived.here.take() {
             engine.give_back(&here.take());

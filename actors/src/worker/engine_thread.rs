@@ -6,6 +6,7 @@
 //! If it dies: the actor hears of it and fails, every outbox closes, streams end with a typed fault.
 
 use std::{
+    collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, OnceLock,
@@ -46,6 +47,9 @@ use crate::{
 
 /// Longest wait for a command while an engine says it is idle with requests in it.
 const RECHECK: Duration = Duration::from_millis(20);
+
+/// How long a step waits at most for running requests that are on their way from their worker, and at most half of a step.
+const ARRIVAL_MAX: Duration = Duration::from_millis(20);
 
 /// How long an engine that ends in order may write what is to outlive it.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
@@ -139,6 +143,8 @@ struct EngineLoop<'a> {
     meter: Meter,
     lending: Lending,
     departures: Departures,
+    /// Requests that came from elsewhere and have not said anything here: when they stopped there.
+    paused: HashMap<RequestKey, Instant>,
     /// Requests taken.
     admitted: u64,
 }
@@ -164,7 +170,8 @@ impl<'a> EngineLoop<'a> {
         let publisher = Publisher::new(args.worker.clone(), args.incarnation, args.silent);
         let meter = Meter::new(&args.worker);
         let (lending, departures) = (Lending::new(args.returns.clone()), Departures::new(args.returns.clone()));
-        Self { args, engine, ledger: Ledger::new(), publisher, meter, lending, departures, admitted: 0 }
+        let paused = HashMap::new();
+        Self { args, engine, ledger: Ledger::new(), publisher, meter, lending, departures, paused, admitted: 0 }
     }
 
     fn run(mut self, stop: &AtomicBool) -> Result<(), String> {
@@ -175,14 +182,18 @@ impl<'a> EngineLoop<'a> {
 
     /// Steps until it is told to end.
     fn turn(&mut self, stop: &AtomicBool) -> Result<(), String> {
+        let mut ended = Instant::now();
+        let mut started = ended;
         loop {
             self.args.pulse.beat(false);
             if !self.take_commands(stop) {
                 return Ok(());
             }
             // Whoever leaves goes before the next step.
-            self.departures.serve(&mut *self.engine, &mut self.ledger);
+            self.departures.serve(&mut *self.engine, &mut self.ledger, ended);
+            self.await_arrivals(ended - started, stop);
             let began = Instant::now();
+            started = began;
             let output = self.engine.step().map_err(|error| error.to_string())?;
             let StepOutput { deltas, events, takes, idle } = output;
             self.publisher.publish(events);
@@ -191,8 +202,9 @@ impl<'a> EngineLoop<'a> {
             }
             self.tell_digests();
             self.wait_until(began + takes, stop);
+            ended = Instant::now();
             for delta in deltas {
-                self.deliver(delta);
+                self.deliver(delta, began);
             }
             self.lend();
             let took = if takes.is_zero() { began.elapsed() } else { takes };
@@ -247,6 +259,20 @@ impl<'a> EngineLoop<'a> {
             Err(RecvTimeoutError::Disconnected) => return false,
         }
         true
+    }
+
+    /// Running requests have left their worker and are a moment away: one that misses the next step waits for all of it.
+    fn await_arrivals(&mut self, step: Duration, stop: &AtomicBool) {
+        let Some(arrivals) = self.args.kv.get().map(|kv| kv.arrivals.clone()) else { return };
+        let patience = if step.is_zero() { ARRIVAL_MAX } else { ARRIVAL_MAX.min(step / 2) };
+        while let Some(until) = arrivals.until(patience) {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.args.commands.recv_timeout(left) {
+                Ok(command) if !stop.load(Ordering::Acquire) => self.apply(command),
+                _ => return arrivals.lapse(),
+            }
+            self.apply_cancels();
+        }
     }
 
     /// Lets the time pass that a simulated step takes, with commands applied meanwhile.
@@ -338,7 +364,9 @@ impl<'a> EngineLoop<'a> {
 
     /// Goes on with a request that was handed over elsewhere.
     fn take_over(&mut self, taken: TakenOver) {
-        let TakenOver { submission, here, ready, computed } = taken;
+        let TakenOver { submission, here, ready, computed, paused, coming } = taken;
+        drop(coming);
+        self.paused.extend(paused.map(|paused| (submission.key, paused)));
         let ids = self.ledger.admit(submission.key, [0], submission.outbox.clone());
         let came = ready.map(Blocks::take).unwrap_or_default();
         let carried = Carried { here: here.take(), came, computed };
@@ -350,10 +378,14 @@ impl<'a> EngineLoop<'a> {
         self.conclude(submission, outcome.err());
     }
 
-    fn deliver(&mut self, delta: SequenceDelta) {
+    /// Passes on what a step brought that began then.
+    fn deliver(&mut self, delta: SequenceDelta, began: Instant) {
         match self.ledger.apply(delta) {
             Applied::Unknown => {}
             Applied::Frame { key, frame, last } => {
+                if let Some(paused) = self.paused.remove(&key) {
+                    self.meter.observe_move(began.saturating_duration_since(paused));
+                }
                 let sent = |outbox: &mpsc::Sender<Delivery>| outbox.try_send(Delivery::Frame(frame)).is_ok();
                 if !self.ledger.outbox(key).is_some_and(sent) {
                     self.give_up(key, None);
@@ -370,6 +402,7 @@ impl<'a> EngineLoop<'a> {
 
     /// Ends a request early: its sequences are cancelled, its blocks given back.
     fn give_up(&mut self, key: RequestKey, fault: Option<Fault>) {
+        self.paused.remove(&key);
         let Some((outbox, live)) = self.ledger.remove(key) else { return };
         for id in live {
             // False for a sequence the engine refused or ended already.

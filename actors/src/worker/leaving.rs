@@ -3,7 +3,7 @@
 //! Called by the engine thread between two steps, and by the streams and tickets of a request. The blocks of a request that
 //! leaves are lent as they become full, while it goes on; its taker says when it has caught up, and then the request ends
 //! here between two steps: every token that it has goes to its client first, its last blocks go to the taker.
-//! Never: waits, hands a request over twice. Bounds: one entry a request, one watch a ticket.
+//! Never: hands a request over twice. Bounds: one entry a request, one watch a ticket; [`TOGETHER_MAX`] for others to go with.
 
 use std::{
     collections::HashMap,
@@ -11,6 +11,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use starling_engine::{Engine, contract::HandedOver};
@@ -69,8 +70,9 @@ pub(crate) struct Leaving {
     pub(crate) count: usize,
     /// Blocks that the taker has room for; a request that would outgrow it is handed over first.
     pub(crate) room: usize,
-    /// The taker has what was lent first: hand over at the next chance.
-    pub(crate) cut: Arc<AtomicBool>,
+    /// The taker has what was lent first: hand over at the next chance. `None` for one that was begun here for its taker: it
+    /// is handed over with its first token.
+    pub(crate) cut: Option<Arc<AtomicBool>>,
     /// Holds a message for each block, and two.
     pub(crate) lent: mpsc::Sender<LentLive>,
     /// What was full at the beginning is lent.
@@ -83,7 +85,13 @@ pub(crate) enum LentLive {
     /// Its next full blocks; with `first`, all that were full when this began.
     Full { pins: Blocks, first: bool },
     /// The rest of its blocks; it has ended here.
-    Last { pins: Blocks, tokens: Vec<TokenId>, computed: usize },
+    Last {
+        pins: Blocks,
+        tokens: Vec<TokenId>,
+        computed: usize,
+        /// When its last step here ended.
+        left: Instant,
+    },
 }
 
 /// A request that comes from another worker.
@@ -96,6 +104,65 @@ pub(crate) struct TakenOver {
     pub(crate) ready: Option<Blocks>,
     /// So many of its tokens lie in them.
     pub(crate) computed: usize,
+    /// When it ended there, by this clock, at the earliest; not told of one that was only begun there.
+    pub(crate) paused: Option<Instant>,
+    /// It is expected until this is dropped.
+    pub(crate) coming: Option<Coming>,
+}
+
+/// Running requests on their way to this worker.
+#[derive(Debug, Default)]
+pub(crate) struct Arrivals(Mutex<Expected>);
+
+#[derive(Debug, Default)]
+struct Expected {
+    /// Told to leave their worker, and not here yet.
+    coming: usize,
+    /// Since when one of them runs nowhere.
+    since: Option<Instant>,
+}
+
+impl Arrivals {
+    fn lock(&self) -> MutexGuard<'_, Expected> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until when the next step waits for them, if any runs nowhere.
+    pub(crate) fn until(&self, patience: Duration) -> Option<Instant> {
+        let mut expected = self.lock();
+        if expected.coming == 0 {
+            expected.since = None;
+        }
+        expected.since.map(|since| since + patience)
+    }
+
+    /// The step waits no longer, until another one has left its worker.
+    pub(crate) fn lapse(&self) {
+        self.lock().since = None;
+    }
+}
+
+/// One of them, from the word that it shall leave until it is here or given up.
+#[derive(Debug)]
+pub(crate) struct Coming(Arc<Arrivals>);
+
+impl Coming {
+    pub(crate) fn new(arrivals: &Arc<Arrivals>) -> Self {
+        arrivals.lock().coming += 1;
+        Self(arrivals.clone())
+    }
+
+    /// It has left its worker.
+    pub(crate) fn left(&self) {
+        self.0.lock().since.get_or_insert_with(Instant::now);
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        let mut expected = self.0.lock();
+        expected.coming = expected.coming.saturating_sub(1);
+    }
 }
 
 /// The requests that leave; owned by the engine thread.
@@ -103,11 +170,32 @@ pub(crate) struct TakenOver {
 pub(crate) struct Departures {
     returns: Arc<Returns>,
     leaving: Vec<Leaving>,
+    /// Since when one is cut and waits for the others.
+    gathers: Option<Instant>,
 }
+
+/// How long one that may go waits for others that are about to.
+const TOGETHER_MAX: Duration = Duration::from_millis(250);
 
 impl Departures {
     pub(crate) fn new(returns: Arc<Returns>) -> Self {
-        Self { returns, leaving: Vec::new() }
+        Self { returns, leaving: Vec::new(), gathers: None }
+    }
+
+    /// Whether those that may go do so now. Together, they miss no step of each other at the next worker: one that comes
+    /// there while another one's step is computed stands still for the length of it.
+    fn together(&mut self, now: Instant) -> bool {
+        let asked = || self.leaving.iter().filter_map(|leaving| leaving.cut.as_ref()).map(|cut| cut.load(Ordering::Acquire));
+        if asked().all(|cut| !cut) {
+            self.gathers = None;
+            return false;
+        }
+        let since = *self.gathers.get_or_insert(now);
+        let go = asked().all(|cut| cut) || now.saturating_duration_since(since) >= TOGETHER_MAX;
+        if go {
+            self.gathers = None;
+        }
+        go
     }
 
     pub(crate) fn begin(&mut self, leaving: Leaving) {
@@ -115,7 +203,14 @@ impl Departures {
     }
 
     /// Lends what became full, and hands over whoever is to go now. Called when every token of the last step is delivered.
-    pub(crate) fn serve(&mut self, engine: &mut dyn Engine, ledger: &mut Ledger<mpsc::Sender<Delivery>>) {
+    /// That step ended at `left`.
+    pub(crate) fn serve(
+        &mut self,
+        engine: &mut dyn Engine,
+        ledger: &mut Ledger<mpsc::Sender<Delivery>>,
+        left: Instant,
+    ) {
+        let together = self.together(left);
         let returns = &self.returns;
         self.leaving.retain_mut(|leaving| {
             // Dropping the watch says that nothing more comes: the request has ended, or its taker is gone.
@@ -123,14 +218,18 @@ impl Departures {
                 return false;
             }
             let Some(id) = ledger.only(leaving.key) else { return false };
-            if leaving.cut.load(Ordering::Acquire) || leaving.count + 1 >= leaving.room {
-                let Some(left) = engine.hand_over(id, leaving.count) else { return false };
+            let goes = match &leaving.cut {
+                Some(cut) => (together && cut.load(Ordering::Acquire)) || leaving.count + 1 >= leaving.room,
+                None => ledger.said(leaving.key) > 0,
+            };
+            if goes {
+                let Some(gone) = engine.hand_over(id, leaving.count) else { return false };
                 if let Some((outbox, _)) = ledger.remove(leaving.key) {
                     // A client that has gone needs no news.
                     outbox.try_send(Delivery::Moved).ok();
                 }
-                let HandedOver { slots, tokens, computed } = left;
-                let last = LentLive::Last { pins: Blocks::new(slots, returns), tokens, computed };
+                let HandedOver { slots, tokens, computed } = gone;
+                let last = LentLive::Last { pins: Blocks::new(slots, returns), tokens, computed, left };
                 // A taker that has gone gives the pins back; the client asks for the request anew.
                 leaving.lent.try_send(last).ok();
                 return false;

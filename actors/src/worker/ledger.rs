@@ -17,6 +17,8 @@ pub(crate) struct RequestKey(pub(crate) u64);
 #[derive(Debug)]
 struct Entry<O> {
     outbox: O,
+    /// Tokens of all its answers.
+    said: u64,
     live: Vec<SequenceId>,
 }
 
@@ -60,7 +62,7 @@ impl<O> Ledger<O> {
                 id
             })
             .collect();
-        self.requests.insert(key, Entry { outbox, live: live.clone() });
+        self.requests.insert(key, Entry { outbox, live: live.clone(), said: 0 });
         live
     }
 
@@ -70,6 +72,11 @@ impl<O> Ledger<O> {
             [id] => Some(*id),
             _ => None,
         }
+    }
+
+    /// Tokens that a request has said, all its answers together.
+    pub(crate) fn said(&self, key: RequestKey) -> u64 {
+        self.requests.get(&key).map_or(0, |entry| entry.said)
     }
 
     /// Where a request's frames go.
@@ -99,6 +106,7 @@ impl<O> Ledger<O> {
         if matches!(delta.finish, Some(FinishReason::Cancelled | FinishReason::Error)) {
             return Applied::Failed { key };
         }
+        entry.said += delta.tokens.len() as u64;
         let last = entry.live.is_empty();
         let SequenceDelta { tokens, cached_tokens, finish, .. } = delta;
         Applied::Frame { key, frame: GenerateFrame { choice, tokens, cached_tokens, finish }, last }

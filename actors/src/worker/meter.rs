@@ -55,6 +55,13 @@ impl Meter {
         }
     }
 
+    /// A request that came from another worker was in nobody's batch for so long.
+    pub(crate) fn observe_move(&self, paused: Duration) {
+        tracing::debug!(?paused, "a request goes on here");
+        let pause = metrics::histogram!(Metric::WorkerMovePause.name(), "worker" => self.gauges.worker.clone());
+        pause.record(paused.as_secs_f64());
+    }
+
     /// Enters the load after a step (`took`) or after a change without one; `admitted` requests were taken so far.
     pub(crate) fn observe(
         &mut self,

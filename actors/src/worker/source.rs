@@ -16,6 +16,7 @@ use super::{
     WorkerShared,
     blocks::{Arrived, Blocks, Room, RoomAsk},
     doors::refusal,
+    leaving::TakenOver,
     ledger::RequestKey,
     port::{AnswerStart, Command, Delivery, Port, Submission},
 };
@@ -46,6 +47,8 @@ struct Brought {
     ready: Option<Blocks>,
     /// The first token, when the source computed it; `true` when it ended the answer.
     said: Option<(TokenId, bool)>,
+    /// All tokens of the sequence that the source began, and how many of them lie in its blocks, the last one filled in part.
+    last: Option<(Vec<TokenId>, usize)>,
 }
 
 /// Whether a request can be served this way at all; others are computed here from their beginning.
@@ -77,9 +80,11 @@ async fn bring(sourced: &Sourced, prompt: &Arc<[TokenId]>) -> Brought {
     if !source.compute {
         hashes.truncate(source.blocks as usize);
     }
-    let blocks = hashes.len();
+    // What the source computes ends in a block that is filled in part.
+    let extra = usize::from(source.compute);
+    let blocks = hashes.len() + extra;
     let (reply, answer) = oneshot::channel();
-    let ask = RoomAsk { hashes, tokens: prompt.clone(), extra: 0, reply };
+    let ask = RoomAsk { hashes, tokens: prompt.clone(), extra, reply };
     let asked = port.commands.try_send(Command::Room(Box::new(ask))).is_ok();
     let room = if asked { answer.await.ok().flatten() } else { None };
     let Some(Room { here, room }) = room else {
@@ -92,20 +97,18 @@ async fn bring(sourced: &Sourced, prompt: &Arc<[TokenId]>) -> Brought {
         return Brought { here: Some(here), first, ..Brought::default() };
     }
     let job = Pull { mesh: &shared.mesh, kv, source, spec, context, first, blocks, live: None };
-    let mut said = None;
-    let (ready, end) = pull(&job, room, |heard| {
-        if let Heard::Frame(frame) = heard
-            && said.is_none()
-        {
-            said = tell(sourced, frame);
-        }
+    let (mut said, mut last) = (None, None);
+    let (ready, end) = pull(&job, room, |heard| match heard {
+        Heard::Frame(frame) if said.is_none() => said = tell(sourced, frame),
+        Heard::Frame(_) | Heard::Cut => {}
+        Heard::Last { tokens, computed, .. } => last = Some((tokens, computed)),
     })
     .await;
     count(source, end.label());
     if end != End::Complete {
         tracing::info!(request = %context.request, source = %source.worker, end = end.label(), "computing the rest here");
     }
-    Brought { here: Some(here), first, ready, said }
+    Brought { here: Some(here), first, ready, said, last }
 }
 
 /// Tells the client the first token; the token and whether the answer is over with it.
@@ -113,7 +116,7 @@ fn tell(sourced: &Sourced, mut frame: GenerateFrame) -> Option<(TokenId, bool)> 
     let token = frame.tokens.first()?.id;
     let card = sourced.shared.model.card();
     let full = sourced.spec.stop.tokens_max <= 1 || sourced.spec.prompt.len() + 1 >= card.context_length as usize;
-    // The source was asked for one token, so its end by length is this answer's only if there is room for no other.
+    // A source of an older release is asked for one token, so its end by length is this answer's only if there is room for no other.
     if frame.finish == Some(FinishReason::Length) && !full {
         frame.finish = None;
     }
@@ -126,7 +129,7 @@ fn tell(sourced: &Sourced, mut frame: GenerateFrame) -> Option<(TokenId, bool)> 
 /// Hands what came to the engine, and the rest of the request with it.
 async fn go_on(sourced: Sourced, prompt: Arc<[TokenId]>, brought: Brought) {
     let Sourced { port, spec, context, seed, key, outbox, .. } = sourced;
-    let Brought { here, first, ready, said } = brought;
+    let Brought { here, first, ready, said, last } = brought;
     let over = said.is_some_and(|(_, over)| over);
     let tokens: Arc<[TokenId]> = match said {
         Some((token, _)) => prompt.iter().copied().chain([token]).collect(),
@@ -144,9 +147,18 @@ async fn go_on(sourced: Sourced, prompt: Arc<[TokenId]>, brought: Brought) {
         outbox: outbox.clone(),
         verdict,
     };
-    let then = (!over).then(|| Box::new(submission));
-    let arrived = Arrived { here, first, ready, seed, tokens: prompt, then };
-    let sent = port.commands.try_send(Command::Arrived(Box::new(arrived)));
+    let last = last.filter(|(tokens, _)| !over && said.is_some() && **tokens == *submission.answers[0].tokens);
+    let command = match (last, here) {
+        // It goes on from the last token that the source computed.
+        (Some((_, computed)), Some(here)) => {
+            Command::TakeOver(Box::new(TakenOver { submission, here, ready, computed, paused: None, coming: None }))
+        }
+        (_, here) => {
+            let then = (!over).then(|| Box::new(submission));
+            Command::Arrived(Box::new(Arrived { here, first, ready, seed, tokens: prompt, then }))
+        }
+    };
+    let sent = port.commands.try_send(command);
     let last = match sent {
         Err(TrySendError::Full(_)) => Delivery::Fail(busy("too many requests arrive at once".to_owned())),
         Err(TrySendError::Disconnected(_)) => Delivery::Fail(busy("the worker is starting".to_owned())),

@@ -22,7 +22,7 @@ use super::{
     WorkerShared,
     blocks::{Blocks, Room, RoomAsk},
     doors::refusal,
-    leaving::TakenOver,
+    leaving::{Coming, TakenOver},
     ledger::RequestKey,
     port::{AnswerStart, Command, Delivery, Port, Submission},
     source::busy,
@@ -59,6 +59,8 @@ struct Brought {
     ready: Option<Blocks>,
     tokens: Vec<TokenId>,
     computed: usize,
+    paused: std::time::Instant,
+    coming: Option<Coming>,
 }
 
 /// Takes it over. Its frames go to the outbox like those of any other request.
@@ -92,14 +94,18 @@ async fn bring(arriving: &Arriving) -> Result<Brought, Fault> {
     let first = here.slots().len();
     let live = Some(moves.attempt);
     let job = Pull { mesh: &shared.mesh, kv, source: &source, spec, context, first, blocks, live };
-    let mut last = None;
-    let (ready, end) = pull(&job, room, |heard| {
-        if let Heard::Last { tokens, computed } = heard {
-            last = Some((tokens, computed));
+    let (mut last, mut coming) = (None, None::<Coming>);
+    let (ready, end) = pull(&job, room, |heard| match heard {
+        Heard::Cut => coming = Some(Coming::new(&kv.arrivals)),
+        Heard::Last { tokens, computed, paused } => {
+            coming.get_or_insert_with(|| Coming::new(&kv.arrivals)).left();
+            tracing::debug!(request = %context.request, paused = ?paused.elapsed(), "it has left its worker");
+            last = Some((tokens, computed, paused));
         }
+        Heard::Frame(_) => {}
     })
     .await;
-    let Some((tokens, computed)) = last else {
+    let Some((tokens, computed, paused)) = last else {
         return Err(busy(format!("it was not handed over: {}", end.label())));
     };
     if end != End::Complete {
@@ -108,7 +114,8 @@ async fn bring(arriving: &Arriving) -> Result<Brought, Fault> {
     if !tokens.starts_with(&known) {
         return Err(Fault::new(FaultKind::Internal, "another request was handed over"));
     }
-    Ok(Brought { here, ready, tokens, computed })
+    tracing::debug!(request = %context.request, paused = ?paused.elapsed(), "its last blocks are here");
+    Ok(Brought { here, ready, tokens, computed, paused, coming })
 }
 
 /// Room for its blocks. When many come at once, those before it give room back as they go on here.
@@ -129,7 +136,7 @@ async fn room(port: &Port, hashes: Vec<BlockHash>, tokens: &Arc<[TokenId]>) -> O
 /// Hands it to the engine.
 async fn go_on(arriving: Arriving, brought: Brought) -> Result<(), Fault> {
     let Arriving { port, spec, context, seed, key, outbox, .. } = arriving;
-    let Brought { here, ready, tokens, computed } = brought;
+    let Brought { here, ready, tokens, computed, paused, coming } = brought;
     let answered = u32::try_from(tokens.len().saturating_sub(spec.prompt.len())).unwrap_or(u32::MAX);
     // It holds every frame of a request, and this one.
     outbox.try_send(Delivery::From(answered)).ok();
@@ -145,7 +152,7 @@ async fn go_on(arriving: Arriving, brought: Brought) -> Result<(), Fault> {
         outbox,
         verdict,
     };
-    let taken = Box::new(TakenOver { submission, here, ready, computed });
+    let taken = Box::new(TakenOver { submission, here, ready, computed, paused: Some(paused), coming });
     let starting = || busy("the worker is starting".to_owned());
     port.commands.try_send(Command::TakeOver(taken)).map_err(|error| match error {
         TrySendError::Full(_) => busy("too many requests arrive at once".to_owned()),

@@ -91,6 +91,7 @@ metrics! {
     WorkerRejected Counter "starling_worker_rejected_total" "Requests refused by the worker, by reason."
     WorkerStepSeconds Histogram "starling_worker_step_seconds" "Wall time of one engine step."
     WorkerSourced Counter "starling_worker_sourced_total" "Requests whose first KV blocks were to come from another worker, by kind (split or pull) and outcome; what did not come was computed."
+    WorkerMovePause Histogram "starling_worker_move_pause_seconds" "Time in which a running request that moved here was in no worker's batch: from the end of its last step there to the beginning of its first step here, both ways of the messages counted."
     TransferTickets Gauge "starling_transfer_tickets_open" "Tickets for KV blocks, by side."
     TransferEnded Counter "starling_transfer_tickets_ended_total" "Tickets that ended, by side and how."
     TransferBytes Counter "starling_transfer_bytes_total" "Bytes of KV blocks pulled, by transport."

@@ -62,7 +62,7 @@ impl<'a> Hand<'a> {
     }
 
     async fn ask(&self, asked: Asked, blocks: u32) -> Result<(KvOpened, Opened), (FaultKind, String)> {
-        let ask = KvAsk { asked, spec: self.spec.clone(), compute: false, blocks, priority: 0, live: None, first: 0 };
+        let ask = KvAsk { asked, spec: self.spec.clone(), compute: false, blocks, priority: 0, live: None, first: 0, whole: false };
         let body = rmp_serde::to_vec(&ask).expect("encoded");
         let (node, endpoint) = (self.rig.mesh.node(), names::worker_kv(0));
         let context = Context::new(self.request, Duration::from_secs(20));
