@@ -52,7 +52,7 @@ def start(command, folder):
 
 def cluster(arguments, home):
     model = ["--model", arguments.model] if arguments.model else []
-    same = ["--workers", "1", "--sequences-max", "1", "--kv-mib", "256", "--log-level", "warn"] + model
+    same = ["--workers", "1", "--sequences-max", "1", "--kv-mib", "256", "--threads", str(arguments.threads), "--log-level", "warn"] + model
     box = home / "box"
     up = [arguments.binary, "up", "--name", "box", "--http", "127.0.0.1:0", "--bind", "127.0.0.1:0", "--data-dir", str(box)]
     nodes = [start(up + same, box)]
@@ -119,7 +119,7 @@ def round_of(nodes, model, tokens, number):
     Stream(address, model, shared, 1).read()
     # The index hears of blocks within a moment of their computation.
     time.sleep(0.5)
-    busy = Stream(address, model, shared + " once", 900).read(until_first=True)
+    busy = Stream(address, model, shared + " once", 500).read(until_first=True)
     reader = threading.Thread(target=lambda: drain(busy), daemon=True)
     reader.start()
     before = metric(nodes, PULLED)
@@ -151,6 +151,7 @@ def main():
     parser.add_argument("--model")
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="of each node; more than the cores together make every step slow")
     arguments = parser.parse_args()
     home = pathlib.Path(tempfile.mkdtemp(prefix="peer-pull-"))
     nodes = cluster(arguments, home)

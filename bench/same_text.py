@@ -54,7 +54,7 @@ class Cluster:
             command += ["--bind", "127.0.0.1:0"]
         command += ["--name", name, "--http", "127.0.0.1:0", "--data-dir", str(folder), "--log-level", "warn", *options]
         if not front:
-            command += ["--workers", "1", "--kv-mib", "256"]
+            command += ["--workers", "1", "--kv-mib", "256", "--threads", "1"]
             command += ["--model", self.arguments.model] if self.arguments.model else []
         self.nodes.append(start(command, folder))
         if len(self.nodes) == 1:

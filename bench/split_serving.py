@@ -1,6 +1,6 @@
 """Split serving against one worker that does both, with the real model: time to the first token, and what running answers feel of it.
 
-  python3 bench/split_serving.py [--binary target/release/starling] [--model FILE] [--tokens 1500] [--prompts 8] [--streams 2]
+  python3 bench/split_serving.py [--binary target/release/starling] [--model FILE] [--tokens 1500] [--prompts 5] [--streams 2]
 
 One node whose worker does everything; then a decode node (with the gateway) and a prefill node. Every process computes with one
 thread, so that two of them fit on two cores. In each arrangement long prompts go one after another to idle workers, which
@@ -14,6 +14,7 @@ import json
 import pathlib
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -77,13 +78,12 @@ def measure(arguments, split):
         model = json.loads(urllib.request.urlopen(f"http://{address}/v1/models", timeout=30).read())["data"][0]["id"]
         for seed in range(4):
             Stream(address, model, prompt(100, 50 + seed), 32).read()
-        for seed in range(2):
-            Stream(address, model, prompt(arguments.tokens, 60 + seed), 4).read()
+        Stream(address, model, prompt(arguments.tokens, 60), 4).read()
         before = metric(found, BYTES), metric(found, SPLIT)
         quiet = [Stream(address, model, prompt(arguments.tokens, 100 + seed), 16).read() for seed in range(arguments.prompts)]
         came, splits = metric(found, BYTES) - before[0], metric(found, SPLIT) - before[1]
         rate = metric(found, RATE)
-        streams = [Timed(address, model, prompt(60, 200 + seed), 1200) for seed in range(arguments.streams)]
+        streams = [Timed(address, model, prompt(60, 200 + seed), 1500) for seed in range(arguments.streams)]
         threads = [threading.Thread(target=stream.follow, daemon=True) for stream in streams]
         for thread in threads:
             thread.start()
@@ -94,7 +94,7 @@ def measure(arguments, split):
         ended = time.perf_counter()
         alone = gaps(streams, begun, ended)
         beside, busy = [], []
-        for seed in range(arguments.prompts):
+        for seed in range((arguments.prompts + 1) // 2):
             begun = time.perf_counter()
             busy.append(Stream(address, model, prompt(arguments.tokens, 300 + seed), 2).read())
             beside += gaps(streams, begun, time.perf_counter())
@@ -118,11 +118,12 @@ def measure(arguments, split):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: exit(1))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", default="target/release/starling")
     parser.add_argument("--model")
     parser.add_argument("--tokens", type=int, default=1500)
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=5)
     parser.add_argument("--streams", type=int, default=2)
     arguments = parser.parse_args()
     local, texts, _, whole = measure(arguments, False)

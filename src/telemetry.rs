@@ -11,7 +11,8 @@ use starling_ids::{Metric, MetricKind};
 const WAIT_SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 /// One token or one engine step.
 /// What a moving answer stands still: fine around the 60 ms that it may.
-const PAUSE_SECONDS: &[f64] = &[0.002_5, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0];
+const PAUSE_SECONDS: &[f64] =
+    &[0.002_5, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0];
 const STEP_SECONDS: &[f64] = &[0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
 /// Installs the recorder of this process. A second call, for a node that is started again, gives the same one.

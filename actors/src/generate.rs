@@ -92,7 +92,7 @@ pub enum WayNote {
     Leave,
     /// Another one has taken over; nothing more comes from here.
     Moved,
-    /// The worker has taken over; its first token is the answer's so-manieth, from 0.
+    /// The worker has taken over; the answers that go on have said so many tokens.
     From(u32),
 }
 

@@ -50,13 +50,16 @@ use crate::{
 };
 use keeper::Standing;
 use mind::{Answer, Grant, Letter, Mind, Question};
-use waiting::{Waiting, pump, wait};
+use waiting::{Waiting, balance, pump, wait};
 
 /// Reservations held at one time.
 const RESERVATIONS_MAX: usize = 65_536;
 
 /// Decisions told at one time when somebody asks for the newest.
 const NEWEST_MAX: usize = 200;
+
+/// What a shard says on a reservation whose request should go on at another worker.
+pub(crate) const LEAVE: &[u8] = b"leave";
 
 /// How long a reservation outlives its request's deadline; only a client that vanished leaves it to that.
 const GRACE: Duration = Duration::from_secs(5);
@@ -109,6 +112,12 @@ impl ShardShared {
     pub(crate) async fn newest(&self, count: usize) -> Vec<(ModelId, Duration, Receipt)> {
         let ask = |reply| ShardMsg::Newest(count.min(NEWEST_MAX), reply);
         self.handle.call(ask, Duration::from_secs(1)).await.unwrap_or_default()
+    }
+
+    /// Asks every request to go on elsewhere; how many there are.
+    #[cfg(test)]
+    pub(crate) fn ask_all_to_leave(&self) -> usize {
+        self.seat.now().map_or(0, |face| lock(&face.mind).ask_all_to_leave())
     }
 
     /// Reservations held now; none while it is being restarted.
@@ -191,6 +200,9 @@ impl Actor for RouterShard {
         }
         if !face.tasks.spawn(keeper::keep(Arc::downgrade(&mind), shared.clone())) {
             return Err("its slots are not looked after".into());
+        }
+        if !face.tasks.spawn(balance(Arc::downgrade(&mind), shared.view.clone())) {
+            return Err("running requests are not looked after".into());
         }
         let seated = shared.seat.sit(Arc::new(face));
         Ok(ShardState { _seated: seated, mind, _tasks: tasks })
@@ -319,10 +331,20 @@ fn post(mind: &Arc<Mutex<Mind>>, letters: Vec<Letter>) {
 /// Holds a reservation until its stream ends in whatever way, and hears meanwhile how the request gets on.
 async fn hold(guard: Reservation, tx: StreamTx, mut rx: StreamRx, context: Context) {
     let limit = context.time_left.saturating_add(GRACE).min(Duration::from_secs(86_400));
+    let leave = lock(&guard.mind).listens(&guard.model, guard.ticket);
     let listening = async {
         // The holder's half ends in every case: with an end, by its drop, or with its link. A cancel of ours would overtake
         // the last note and is not looked at.
-        while let Some(Ok(frame)) = rx.recv().await {
+        loop {
+            let frame = tokio::select! {
+                frame = rx.recv() => frame,
+                () = leave.notified() => {
+                    // A client of an older release reads nothing here and stays.
+                    tx.try_send(Bytes::from_static(LEAVE)).ok();
+                    continue;
+                }
+            };
+            let Some(Ok(frame)) = frame else { break };
             match rmp_serde::from_slice(&frame) {
                 Ok(note) => guard.note(note),
                 Err(error) => tracing::debug!(%error, "a note of a newer release"),

@@ -175,6 +175,12 @@ impl Node {
         }
     }
 
+    /// Asks every request of this node's shard to go on elsewhere; how many there are.
+    #[cfg(test)]
+    pub(crate) fn ask_all_to_leave(&self) -> usize {
+        self.shard.as_ref().map_or(0, |shard| shard.ask_all_to_leave())
+    }
+
     /// Requests that this node's workers work for.
     #[must_use]
     pub fn in_flight(&self) -> usize {

@@ -89,6 +89,9 @@ fn print_receipt(router: &str, receipt: &Receipt) {
         let what = if source.compute { "computes the prompt" } else { "gives its first blocks" };
         println!("{} {what} ({} blocks), {decode} answers", source.worker, source.blocks);
     }
+    if let Some((to, here, there)) = &receipt.shifted {
+        println!("it was asked to go on elsewhere: a step took {here:.0} ms here and would take {there:.0} ms at {to}");
+    }
     match receipt.outcome {
         Some(outcome) => println!(
             "came of it: {} of {} prompt tokens cached, first token after {:.0} ms, {} tokens in {:.0} ms, {} workers lost",

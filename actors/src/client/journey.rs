@@ -200,9 +200,9 @@ impl Journey {
         AttemptId(self.context.attempt.0.saturating_sub(1))
     }
 
-    /// Tokens of its only answer that came.
+    /// Tokens that came of its answers which have not ended.
     pub(super) fn answered(&self) -> usize {
-        self.spec.so_far.first().map_or(0, |so_far| so_far.tokens.len())
+        self.spec.so_far.iter().filter(|so_far| !so_far.ended).map(|so_far| so_far.tokens.len()).sum()
     }
 
     async fn find(&mut self, mut tries: Tries) -> Result<(Opened, Routed), GenerateError> {

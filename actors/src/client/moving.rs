@@ -35,7 +35,7 @@ pub(super) enum Next {
 impl Next {
     /// Begins to look, unless it is being looked for already.
     pub(super) fn seek(&mut self, journey: &mut Journey, leg: &Leg) {
-        if !matches!(self, Self::Nobody) || journey.spec.choices != 1 {
+        if !matches!(self, Self::Nobody) {
             return;
         }
         let from = Moves { worker: leg.worker.clone(), incarnation: leg.incarnation, attempt: leg.attempt };

@@ -21,6 +21,7 @@ use crate::{
         receipt::Receipt,
         slots::{rank, slot_of},
     },
+    router_shard::LEAVE,
 };
 
 /// Longest wait for a shard; a decision takes microseconds, so this is a dead or frozen node.
@@ -84,6 +85,19 @@ impl Drop for Line {
 }
 
 impl Hold {
+    /// Waits until the shard wishes that the request goes on at another worker. Cancelling the wait loses nothing.
+    pub(super) async fn asked(&mut self) {
+        if let Some(line) = &mut self.reservation {
+            while let Some(Ok(frame)) = line.rx.recv().await {
+                if frame == LEAVE {
+                    return;
+                }
+            }
+            // A shard that is gone wishes nothing; what it held is given back with the rest.
+        }
+        std::future::pending().await
+    }
+
     /// Whether a shard decided, which has a queue.
     pub(super) fn by_shard(&self) -> bool {
         self.reservation.is_some()

@@ -136,6 +136,12 @@ impl Reader {
                 biased;
                 heard = self.leg.rx.recv() => heard,
                 () = self.next.turn() => continue,
+                () = asked(&mut self.leg.hold) => {
+                    if self.unfinished > 0 && self.leg.spoke {
+                        self.next.seek(&mut self.journey, &self.leg);
+                    }
+                    continue;
+                }
             };
             let item = match heard {
                 // The worker shows that it is alive.
@@ -278,6 +284,14 @@ impl Reader {
 
     fn lost(&self, reason: &str) -> GenerateError {
         GenerateError::WorkerLost { worker: self.leg.worker.clone(), reason: reason.to_owned() }
+    }
+}
+
+/// Waits until the shard wishes that the request goes on elsewhere.
+async fn asked(hold: &mut Option<Hold>) {
+    match hold {
+        Some(hold) => hold.asked().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -13,10 +13,11 @@ use starling_ids::{Incarnation, ModelId, RequestId, WorkerId};
 
 use super::{
     catalog::{Catalog, CatalogWorker},
-    desk::Desk,
+    desk::{Desk, Ticket},
     fleet::{Heard, Places, Standing},
     policy::{PolicyConfig, PolicyError},
     queue::rooms::Rooms,
+    rebalance::Shift,
     receipt::Receipt,
 };
 use crate::report::LoadReport;
@@ -54,6 +55,14 @@ impl Desks {
     /// The desk of a model.
     pub fn desk(&mut self, model: &ModelId) -> Option<&mut Desk> {
         self.desks.get_mut(model)
+    }
+
+    /// Running requests that should go on at another worker now: one of each model at most.
+    pub fn rebalance(&mut self, now: Duration) -> Vec<(ModelId, Ticket, Shift)> {
+        let one = |(model, desk): (&ModelId, &mut Desk)| {
+            desk.rebalance(now).map(|(ticket, shift)| (model.clone(), ticket, shift))
+        };
+        self.desks.iter_mut().filter_map(one).collect()
     }
 
     /// Reservations held.

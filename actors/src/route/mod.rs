@@ -19,6 +19,7 @@ mod overlay;
 pub mod policy;
 pub mod queue;
 pub mod rates;
+pub mod rebalance;
 pub mod receipt;
 pub mod regret;
 pub mod retries;

@@ -89,6 +89,9 @@ pub struct Receipt {
     /// was one of those that are looked into.
     #[serde(default)]
     pub regret_ms: Option<f64>,
+    /// It was asked to go on elsewhere: where that would be best, and how long a step took here and would take there, milliseconds.
+    #[serde(default)]
+    pub shifted: Option<(WorkerId, f64, f64)>,
 }
 
 impl Receipt {
@@ -154,6 +157,7 @@ pub(super) struct Entry {
     cut_off: Vec<(WorkerId, &'static str)>,
     waited_ms: f64,
     source: Option<(WorkerId, KvSource)>,
+    shifted: Option<(WorkerId, f64, f64)>,
 }
 
 impl Entry {
@@ -201,6 +205,7 @@ impl Entry {
             cut_off: self.cut_off.iter().map(|(worker, state)| (worker.clone(), (*state).to_owned())).collect(),
             waited_ms: self.waited_ms,
             source: self.source.clone(),
+            shifted: self.shifted.clone(),
         }
     }
 }
@@ -222,7 +227,8 @@ impl Receipts {
         terms.clear();
         cut_off.clear();
         let (outcome, regret_ms, waited_ms, source) = (None, None, 0.0, None);
-        let entry = Entry { ticket, head, rows, terms, outcome, regret_ms, cut_off, waited_ms, source };
+        let shifted = None;
+        let entry = Entry { ticket, head, rows, terms, outcome, regret_ms, cut_off, waited_ms, source, shifted };
         self.ring.push_back(entry);
         let last = self.ring.len() - 1;
         &mut self.ring[last]
@@ -252,6 +258,13 @@ impl Receipts {
     pub(super) fn fed(&mut self, ticket: Ticket, worker: WorkerId, source: KvSource) {
         if let Some(at) = self.place(ticket) {
             self.ring[at].source = Some((worker, source));
+        }
+    }
+
+    /// Adds that a request was asked to go on elsewhere.
+    pub(super) fn shifted(&mut self, ticket: Ticket, to: WorkerId, (here_ms, there_ms): (f64, f64)) {
+        if let Some(at) = self.place(ticket) {
+            self.ring[at].shifted = Some((to, here_ms, there_ms));
         }
     }
 

@@ -11,7 +11,7 @@ use starling_cluster::{
 };
 use starling_ids::{Metric, ModelId, RequestId};
 use starling_kv::index::Overlap;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::{Reserved, ShardRules};
 use crate::{
@@ -111,6 +111,8 @@ pub(crate) struct Mind {
     swept: Duration,
     rule: SpreadRule,
     spreads: HashMap<ModelId, Spread>,
+    /// How the reservations are told to leave their worker.
+    leave: HashMap<(ModelId, Ticket), Arc<Notify>>,
 }
 
 impl Mind {
@@ -118,7 +120,7 @@ impl Mind {
         let ShardRules { policy, queue: config, spread: rule, .. } = rules;
         let desks = Desks::new(policy, seed)?.with_rooms(config.rooms);
         let (queues, spreads, swept) = (HashMap::new(), HashMap::new(), Duration::ZERO);
-        Ok(Self { desks, queues, config, knowledge: knowledge.clone(), swept, rule, spreads })
+        Ok(Self { desks, queues, config, knowledge: knowledge.clone(), swept, rule, spreads, leave: HashMap::new() })
     }
 
     /// Over how many parts each model's decisions should be spread, as far as this shard sees. Called about once in
@@ -145,6 +147,36 @@ impl Mind {
         let now = self.now();
         let newest = self.desks.newest(count).into_iter();
         newest.map(|(model, receipt)| (model, now.saturating_sub(receipt.at), receipt)).collect()
+    }
+
+    /// Whether to leave its worker is told to this reservation by what is returned, until it is released.
+    pub(super) fn listens(&mut self, model: &ModelId, ticket: Ticket) -> Arc<Notify> {
+        self.leave.entry((model.clone(), ticket)).or_default().clone()
+    }
+
+    /// Tells all running requests to leave.
+    #[cfg(test)]
+    pub(super) fn ask_all_to_leave(&self) -> usize {
+        self.leave.values().for_each(|told| told.notify_one());
+        self.leave.len()
+    }
+
+    /// Tells running requests to leave workers that have become much slower than others.
+    pub(super) fn rebalance(&mut self, catalog: &Arc<Catalog>) {
+        let now = self.now();
+        self.sync(catalog, now);
+        for (model, ticket, shift) in self.desks.rebalance(now) {
+            if let Some(told) = self.leave.get(&(model, ticket)) {
+                metrics::counter!(Metric::RouterRebalanced.name()).increment(1);
+                tracing::info!(
+                    ?ticket,
+                    from_ms = shift.from_ms,
+                    to_ms = shift.to_ms,
+                    "a running request is asked to go elsewhere"
+                );
+                told.notify_one();
+            }
+        }
     }
 
     /// Requests that wait.
@@ -221,6 +253,7 @@ impl Mind {
     /// Gives a reservation back and hands what is free to whoever is next.
     pub(super) fn release(&mut self, model: &ModelId, ticket: Ticket) -> Vec<Letter> {
         let now = self.now();
+        self.leave.remove(&(model.clone(), ticket));
         if let Some(desk) = self.desks.desk(model) {
             // Not held any more when its worker's life is over.
             desk.release(ticket);

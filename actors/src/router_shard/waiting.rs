@@ -100,6 +100,18 @@ pub(super) async fn wait(mut waiting: Waiting, tx: StreamTx, mut rx: StreamRx, c
     }
 }
 
+/// How often it is looked whether running requests should go elsewhere.
+const BALANCE: Duration = Duration::from_millis(500);
+
+/// Looks now and then whether running requests should go elsewhere.
+pub(super) async fn balance(mind: Weak<Mutex<Mind>>, view: Arc<View>) {
+    loop {
+        tokio::time::sleep(BALANCE).await;
+        let Some(mind) = mind.upgrade() else { return };
+        lock(&mind).rebalance(&view.catalog());
+    }
+}
+
 /// Looks after those that wait, while there are any.
 pub(super) async fn pump(mind: Weak<Mutex<Mind>>, view: Arc<View>, waits: Arc<Notify>) {
     loop {

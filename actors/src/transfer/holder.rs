@@ -28,6 +28,9 @@ pub struct Asked {
     pub layout: u64,
     /// Bytes of one block of the taker.
     pub block_bytes: u64,
+    /// For which answer of it; each has a ticket of its own.
+    #[serde(default)]
+    pub choice: u32,
 }
 
 /// Why a ticket is not granted; the taker computes by itself.
@@ -159,7 +162,8 @@ impl Holder {
         if (ours, our_bytes) != (theirs, their_bytes) {
             return Err(Refusal::Layout { ours, our_bytes, theirs, their_bytes });
         }
-        let same = |held: &Held| held.asked.taker == asked.taker && held.asked.request == asked.request;
+        let name = |asked: &Asked| (asked.taker.clone(), asked.request, asked.choice);
+        let same = |held: &Held| name(&held.asked) == name(&asked);
         let before = self.tickets.iter().find(|(_, held)| same(held)).map(|(id, held)| (*id, held.asked.attempt));
         if let Some((_, newest)) = before.filter(|(_, newest)| *newest >= asked.attempt) {
             return Err(Refusal::OldAttempt { newest });

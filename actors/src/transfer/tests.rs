@@ -33,6 +33,7 @@ fn asked(request: u128, attempt: u32, ticket: u64) -> Asked {
         attempt: AttemptId(attempt),
         layout: LAYOUT.0,
         block_bytes: LAYOUT.1,
+        choice: 0,
     }
 }
 

@@ -116,7 +116,8 @@ fn admit(shared: &Arc<WorkerShared>, body: &[u8]) -> Result<(Held, oneshot::Rece
     let agent = shared.agent.now().ok_or_else(restarting)?;
     let card = shared.model.card();
     let begun = ask.live.is_none() && !ask.spec.so_far.is_empty();
-    if ask.spec.choices != 1 || begun || ask.spec.model != card.id {
+    // Only what is computed for the taker must be a single answer.
+    if (ask.compute && ask.spec.choices != 1) || begun || ask.spec.model != card.id {
         return Err(Fault::new(FaultKind::Invalid, "tickets are for one new answer of this worker's model"));
     }
     // What leaves is waited for until its taker has it.

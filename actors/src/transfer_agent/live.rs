@@ -42,7 +42,7 @@ pub(super) async fn serve(held: &Held, attempt: Option<AttemptId>, tx: &StreamTx
     let (sender, mut lent) = mpsc::channel(room.saturating_sub(count) + 2);
     let cut = Arc::new(AtomicBool::new(false));
     let asked = attempt.map(|_| cut.clone());
-    let leaving = Leaving { key, count, room, cut: asked, lent: sender, begun: false };
+    let leaving = Leaving { key, choice: held.ask.asked.choice, count, room, cut: asked, lent: sender, begun: false };
     if held.port.commands.try_send(Command::Leave(Box::new(leaving))).is_err() {
         return End::Broken;
     }
@@ -78,6 +78,10 @@ pub(super) async fn serve(held: &Held, attempt: Option<AttemptId>, tx: &StreamTx
                         let ran_on_us = heard.map(|heard| signed_us(left, heard));
                         let computed = u32::try_from(computed).unwrap_or(u32::MAX);
                         (pins, Some(Told::Last { tokens, computed, ran_on_us, left_us: us_since(left) }))
+                    }
+                    Some(LentLive::Over) => {
+                        gone = true;
+                        (Blocks::new(Vec::new(), &held.kv.returns), Some(Told::Over))
                     }
                     // It has ended by itself: with its first token, if it was begun for the taker.
                     None if attempt.is_some() => return End::Aborted,

@@ -46,6 +46,8 @@ pub(crate) struct Pull<'a> {
     pub(crate) blocks: usize,
     /// The request runs at the holder, as this attempt, and is to be handed over.
     pub(crate) live: Option<AttemptId>,
+    /// Which answer of the request.
+    pub(crate) choice: u32,
 }
 
 /// What the holder said beside blocks.
@@ -55,6 +57,8 @@ pub(crate) enum Heard {
     Frame(GenerateFrame),
     /// A live request is to end there at the next chance.
     Cut,
+    /// This answer has ended there by itself, and its client was told.
+    Over,
     /// A live request has ended there: all its tokens, and how many of them lie in its blocks.
     Last {
         tokens: Vec<TokenId>,
@@ -126,6 +130,7 @@ async fn open(pull: &Pull<'_>, ticket: TakerTicket, holder: &Party, attempt: Att
         attempt,
         layout: kv.layout,
         block_bytes: kv.memory.block_bytes,
+        choice: pull.choice,
     };
     let ask = KvAsk {
         asked,
@@ -198,6 +203,10 @@ async fn bring(
                     (goes_on, sealed) = (false, true);
                     let paused = paused(cut.zip(ran_on_us), left_us);
                     heard(Heard::Last { tokens, computed: computed as usize, paused });
+                }
+                Some(Ok(Told::Over)) => {
+                    (goes_on, sealed) = (false, true);
+                    heard(Heard::Over);
                 }
                 Some(Ok(Told::Alive)) => {
                     if kv.heard(ticket).is_err() {

@@ -67,6 +67,8 @@ pub(crate) enum Told {
         #[serde(default)]
         left_us: u64,
     },
+    /// This answer of a live request ended at the holder by itself; others go on.
+    Over,
 }
 
 /// What the taker says on an open ticket.

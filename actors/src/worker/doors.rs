@@ -93,7 +93,7 @@ async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Re
     let (sender, outbox) = mpsc::channel(outbox_frames(shared, &request.spec));
     let cancel = CancelGuard { port: port.clone(), key, ended: false };
     let seed = shared.model.card().hash_seed.scoped(None, request.spec.cache_salt.as_deref());
-    let may_move = request.may_move && request.spec.choices == 1 && port.kv.get().is_some();
+    let may_move = request.may_move && port.kv.get().is_some();
     let spec = match begin(shared, &port, context, request, (seed, key, &sender))? {
         Begin::Here(spec) => *spec,
         Begin::Apart(task) => {
@@ -150,7 +150,6 @@ fn begin(
     let (shared, port, context, outbox) = (shared.clone(), port.clone(), context.clone(), outbox.clone());
     let kv = port.kv.get().cloned();
     if let Some(moves) = moves {
-        let kv = kv.filter(|_| spec.choices == 1);
         let kv = kv.ok_or_else(|| Fault::new(FaultKind::Draining, "running requests are not taken over here"))?;
         let arriving = Arriving { shared, port, kv, moves, spec, context, seed, key, outbox };
         return Ok(Begin::Apart(takeover::run(arriving).boxed()));

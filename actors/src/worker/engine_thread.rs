@@ -33,7 +33,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     blocks::{Blocks, Lending, Returns},
-    leaving::{Departures, TakenOver},
+    leaving::{Departures, Luggage, TakenOver},
     ledger::{Applied, Ledger, RequestKey},
     meter::Meter,
     port::{AnswerStart, Cancels, Command, Delivery, Pulse, Submission},
@@ -182,8 +182,7 @@ impl<'a> EngineLoop<'a> {
 
     /// Steps until it is told to end.
     fn turn(&mut self, stop: &AtomicBool) -> Result<(), String> {
-        let mut ended = Instant::now();
-        let mut started = ended;
+        let (mut ended, mut step) = (Instant::now(), Duration::ZERO);
         loop {
             self.args.pulse.beat(false);
             if !self.take_commands(stop) {
@@ -191,9 +190,8 @@ impl<'a> EngineLoop<'a> {
             }
             // Whoever leaves goes before the next step.
             self.departures.serve(&mut *self.engine, &mut self.ledger, ended);
-            self.await_arrivals(ended - started, stop);
+            self.await_arrivals(step, stop);
             let began = Instant::now();
-            started = began;
             let output = self.engine.step().map_err(|error| error.to_string())?;
             let StepOutput { deltas, events, takes, idle } = output;
             self.publisher.publish(events);
@@ -208,6 +206,7 @@ impl<'a> EngineLoop<'a> {
             }
             self.lend();
             let took = if takes.is_zero() { began.elapsed() } else { takes };
+            step = if idle { Duration::ZERO } else { took };
             self.meter.observe(&self.args.load, (self.engine.load(), self.admitted), (!idle).then_some(took));
             if let Some(stats) = self.engine.tier_stats() {
                 self.meter.observe_tiers(&stats);
@@ -364,18 +363,23 @@ impl<'a> EngineLoop<'a> {
 
     /// Goes on with a request that was handed over elsewhere.
     fn take_over(&mut self, taken: TakenOver) {
-        let TakenOver { submission, here, ready, computed, paused, coming } = taken;
+        let TakenOver { submission, luggage, paused, coming } = taken;
         drop(coming);
         self.paused.extend(paused.map(|paused| (submission.key, paused)));
-        let ids = self.ledger.admit(submission.key, [0], submission.outbox.clone());
-        let came = ready.map(Blocks::take).unwrap_or_default();
-        let carried = Carried { here: here.take(), came, computed };
-        let outcome = match ids.first().zip(submission.answers.first()) {
-            Some((id, answer)) => self.engine.take_over(sequence(&submission, *id, answer), carried),
-            None => Err(SubmitError::Empty),
-        };
+        let choices = submission.answers.iter().map(|answer| answer.choice);
+        let ids = self.ledger.admit(submission.key, choices, submission.outbox.clone());
+        let mut refused = (ids.len() != luggage.len() || ids.is_empty()).then_some(SubmitError::Empty);
+        for ((id, answer), Luggage { here, ready, computed }) in ids.into_iter().zip(&submission.answers).zip(luggage) {
+            if refused.is_some() {
+                // Dropping its blocks gives them back.
+                break;
+            }
+            let came = ready.map(Blocks::take).unwrap_or_default();
+            let carried = Carried { here: here.take(), came, computed };
+            refused = self.engine.take_over(sequence(&submission, id, answer), carried).err();
+        }
         self.publisher.publish(self.engine.take_events());
-        self.conclude(submission, outcome.err());
+        self.conclude(submission, refused);
     }
 
     /// Passes on what a step brought that began then.

@@ -66,6 +66,8 @@ impl Drop for LiveEntry {
 #[derive(Debug)]
 pub(crate) struct Leaving {
     pub(crate) key: RequestKey,
+    /// Which answer of it.
+    pub(crate) choice: u32,
     /// Leading blocks that the taker has: its own first, then those lent.
     pub(crate) count: usize,
     /// Blocks that the taker has room for; a request that would outgrow it is handed over first.
@@ -92,22 +94,31 @@ pub(crate) enum LentLive {
         /// When its last step here ended.
         left: Instant,
     },
+    /// This answer ended here by itself, while others of its request go on.
+    Over,
 }
 
-/// A request that comes from another worker.
+/// The blocks of one answer that comes.
 #[derive(Debug)]
-pub(crate) struct TakenOver {
-    pub(crate) submission: Submission,
+pub(crate) struct Luggage {
     /// Its first blocks, which were here.
     pub(crate) here: Blocks,
     /// Those that came.
     pub(crate) ready: Option<Blocks>,
     /// So many of its tokens lie in them.
     pub(crate) computed: usize,
+}
+
+/// A request that comes from another worker.
+#[derive(Debug)]
+pub(crate) struct TakenOver {
+    pub(crate) submission: Submission,
+    /// What each of its answers brings, in their order.
+    pub(crate) luggage: Vec<Luggage>,
     /// When it ended there, by this clock, at the earliest; not told of one that was only begun there.
     pub(crate) paused: Option<Instant>,
-    /// It is expected until this is dropped.
-    pub(crate) coming: Option<Coming>,
+    /// It is expected until these are dropped.
+    pub(crate) coming: Vec<Coming>,
 }
 
 /// Running requests on their way to this worker.
@@ -185,7 +196,8 @@ impl Departures {
     /// Whether those that may go do so now. Together, they miss no step of each other at the next worker: one that comes
     /// there while another one's step is computed stands still for the length of it.
     fn together(&mut self, now: Instant) -> bool {
-        let asked = || self.leaving.iter().filter_map(|leaving| leaving.cut.as_ref()).map(|cut| cut.load(Ordering::Acquire));
+        let asked =
+            || self.leaving.iter().filter_map(|leaving| leaving.cut.as_ref()).map(|cut| cut.load(Ordering::Acquire));
         if asked().all(|cut| !cut) {
             self.gathers = None;
             return false;
@@ -202,6 +214,15 @@ impl Departures {
         self.leaving.push(leaving);
     }
 
+    /// Requests of which every answer that still runs may go.
+    fn whole(&self, ledger: &Ledger<mpsc::Sender<Delivery>>) -> Vec<RequestKey> {
+        let cut = |leaving: &&Leaving| leaving.cut.as_ref().is_some_and(|cut| cut.load(Ordering::Acquire));
+        let may = |key: RequestKey| self.leaving.iter().filter(cut).filter(move |leaving| leaving.key == key);
+        let live = |leaving: &&Leaving| ledger.sequence(leaving.key, leaving.choice).is_some();
+        let keys = self.leaving.iter().filter(cut).map(|leaving| leaving.key);
+        keys.filter(|key| may(*key).filter(live).count() == ledger.live(*key)).collect()
+    }
+
     /// Lends what became full, and hands over whoever is to go now. Called when every token of the last step is delivered.
     /// That step ended at `left`.
     pub(crate) fn serve(
@@ -210,21 +231,33 @@ impl Departures {
         ledger: &mut Ledger<mpsc::Sender<Delivery>>,
         left: Instant,
     ) {
-        let together = self.together(left);
+        let go = if self.together(left) { self.whole(ledger) } else { Vec::new() };
         let returns = &self.returns;
         self.leaving.retain_mut(|leaving| {
             // Dropping the watch says that nothing more comes: the request has ended, or its taker is gone.
             if leaving.lent.is_closed() {
                 return false;
             }
-            let Some(id) = ledger.only(leaving.key) else { return false };
-            let goes = match &leaving.cut {
-                Some(cut) => (together && cut.load(Ordering::Acquire)) || leaving.count + 1 >= leaving.room,
-                None => ledger.said(leaving.key) > 0,
+            let key = leaving.key;
+            let Some(id) = ledger.sequence(key, leaving.choice) else {
+                if ledger.outbox(key).is_some() {
+                    // A taker that has gone needs no news.
+                    leaving.lent.try_send(LentLive::Over).ok();
+                }
+                return false;
             };
+            let outgrown = leaving.count + 1 >= leaving.room;
+            let goes = match &leaving.cut {
+                Some(_) => go.contains(&key) || (outgrown && ledger.live(key) == 1),
+                None => ledger.said(key) > 0,
+            };
+            if outgrown && !goes && leaving.cut.is_some() {
+                // The others of its request have not caught up: it stays, and is asked again.
+                return false;
+            }
             if goes {
                 let Some(gone) = engine.hand_over(id, leaving.count) else { return false };
-                if let Some((outbox, _)) = ledger.remove(leaving.key) {
+                if let Some(outbox) = ledger.leave(key, id) {
                     // A client that has gone needs no news.
                     outbox.try_send(Delivery::Moved).ok();
                 }

@@ -66,12 +66,24 @@ impl<O> Ledger<O> {
         live
     }
 
-    /// The one sequence of a request that has no other, live or ended.
-    pub(crate) fn only(&self, key: RequestKey) -> Option<SequenceId> {
-        match self.requests.get(&key)?.live.as_slice() {
-            [id] => Some(*id),
-            _ => None,
-        }
+    /// The sequence of one answer of a request, until it has ended.
+    pub(crate) fn sequence(&self, key: RequestKey, choice: u32) -> Option<SequenceId> {
+        let live = &self.requests.get(&key)?.live;
+        live.iter().copied().find(|id| self.sequences.get(id).is_some_and(|(_, known)| *known == choice))
+    }
+
+    /// Answers of a request that have not ended.
+    pub(crate) fn live(&self, key: RequestKey) -> usize {
+        self.requests.get(&key).map_or(0, |entry| entry.live.len())
+    }
+
+    /// An answer goes on elsewhere; with the last one the request is struck out, and its outbox returned.
+    pub(crate) fn leave(&mut self, key: RequestKey, id: SequenceId) -> Option<O> {
+        self.sequences.remove(&id);
+        let entry = self.requests.get_mut(&key)?;
+        entry.live.retain(|other| *other != id);
+        let gone = entry.live.is_empty();
+        if gone { self.remove(key).map(|(outbox, _)| outbox) } else { None }
     }
 
     /// Tokens that a request has said, all its answers together.

@@ -16,7 +16,7 @@ use super::{
     WorkerShared,
     blocks::{Arrived, Blocks, Room, RoomAsk},
     doors::refusal,
-    leaving::TakenOver,
+    leaving::{Luggage, TakenOver},
     ledger::RequestKey,
     port::{AnswerStart, Command, Delivery, Port, Submission},
 };
@@ -96,11 +96,11 @@ async fn bring(sourced: &Sourced, prompt: &Arc<[TokenId]>) -> Brought {
         // It is all here by now.
         return Brought { here: Some(here), first, ..Brought::default() };
     }
-    let job = Pull { mesh: &shared.mesh, kv, source, spec, context, first, blocks, live: None };
+    let job = Pull { mesh: &shared.mesh, kv, source, spec, context, first, blocks, live: None, choice: 0 };
     let (mut said, mut last) = (None, None);
     let (ready, end) = pull(&job, room, |heard| match heard {
         Heard::Frame(frame) if said.is_none() => said = tell(sourced, frame),
-        Heard::Frame(_) | Heard::Cut => {}
+        Heard::Frame(_) | Heard::Cut | Heard::Over => {}
         Heard::Last { tokens, computed, .. } => last = Some((tokens, computed)),
     })
     .await;
@@ -150,9 +150,12 @@ async fn go_on(sourced: Sourced, prompt: Arc<[TokenId]>, brought: Brought) {
     let last = last.filter(|(tokens, _)| !over && said.is_some() && **tokens == *submission.answers[0].tokens);
     let command = match (last, here) {
         // It goes on from the last token that the source computed.
-        (Some((_, computed)), Some(here)) => {
-            Command::TakeOver(Box::new(TakenOver { submission, here, ready, computed, paused: None, coming: None }))
-        }
+        (Some((_, computed)), Some(here)) => Command::TakeOver(Box::new(TakenOver {
+            submission,
+            luggage: vec![Luggage { here, ready, computed }],
+            paused: None,
+            coming: Vec::new(),
+        })),
         (_, here) => {
             let then = (!over).then(|| Box::new(submission));
             Command::Arrived(Box::new(Arrived { here, first, ready, seed, tokens: prompt, then }))

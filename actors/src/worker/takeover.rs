@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use futures::future::try_join_all;
 use starling_cluster::stream::{Context, Fault, FaultKind};
 use starling_ids::{BlockHash, TokenId};
 use starling_kv::hash::{HashSeed, block_hashes};
@@ -20,9 +21,9 @@ use tokio::{
 
 use super::{
     WorkerShared,
-    blocks::{Blocks, Room, RoomAsk},
+    blocks::{Arrived, Room, RoomAsk},
     doors::refusal,
-    leaving::{Coming, TakenOver},
+    leaving::{Coming, Luggage, TakenOver},
     ledger::RequestKey,
     port::{AnswerStart, Command, Delivery, Port, Submission},
     source::busy,
@@ -53,12 +54,11 @@ pub(crate) struct Arriving {
     pub(crate) outbox: mpsc::Sender<Delivery>,
 }
 
-/// What the other worker handed over.
+/// One answer that the other worker handed over.
 struct Brought {
-    here: Blocks,
-    ready: Option<Blocks>,
+    choice: u32,
     tokens: Vec<TokenId>,
-    computed: usize,
+    luggage: Luggage,
     paused: std::time::Instant,
     coming: Option<Coming>,
 }
@@ -81,20 +81,60 @@ pub(crate) async fn run(arriving: Arriving) {
     }
 }
 
-/// Brings its blocks until the other worker has ended it there.
-async fn bring(arriving: &Arriving) -> Result<Brought, Fault> {
+/// Brings the blocks of its answers until the other worker has ended it there. They leave at one moment.
+async fn bring(arriving: &Arriving) -> Result<Vec<Brought>, Fault> {
+    let spec = &arriving.spec;
+    let wanted: Vec<u32> = (0..spec.choices).filter(|choice| spec.begun(*choice).1).collect();
+    if wanted.len() > 1 {
+        prefix(arriving).await;
+    }
+    let answers = try_join_all(wanted.into_iter().map(|choice| bring_one(arriving, choice))).await?;
+    let answers: Vec<Brought> = answers.into_iter().flatten().collect();
+    if answers.is_empty() {
+        return Err(busy("all its answers ended where it was".to_owned()));
+    }
+    Ok(answers)
+}
+
+/// What all its answers begin with is brought once, as far as it comes.
+async fn prefix(arriving: &Arriving) -> Option<()> {
+    let Arriving { shared, port, kv, moves, spec, context, seed, .. } = arriving;
+    let spec = GenerateSpec { choices: 1, so_far: Vec::new(), ..spec.clone() };
+    let prompt: Arc<[TokenId]> = spec.prompt.as_slice().into();
+    let hashes = block_hashes(*seed, &prompt, shared.model.card().block_tokens as usize);
+    let blocks = hashes.len();
+    let Room { here, room } = room(port, hashes, &prompt, 0).await?;
+    if room.slots().is_empty() {
+        return None;
+    }
+    let source = source_of(moves, blocks);
+    let first = here.slots().len();
+    // No answer has this number.
+    let choice = u32::MAX;
+    let job = Pull { mesh: &shared.mesh, kv, source: &source, spec: &spec, context, first, blocks, live: None, choice };
+    let (ready, _) = pull(&job, room, |_| {}).await;
+    let arrived = Arrived { here: Some(here), first, ready, seed: *seed, tokens: prompt, then: None };
+    port.commands.try_send(Command::Arrived(Box::new(arrived))).ok()
+}
+
+fn source_of(moves: &Moves, blocks: usize) -> KvSource {
+    let (worker, incarnation) = (moves.worker.clone(), moves.incarnation);
+    KvSource { worker, incarnation, compute: false, blocks: u32::try_from(blocks).unwrap_or(u32::MAX) }
+}
+
+/// Brings one answer. `None` when it ended where it was.
+async fn bring_one(arriving: &Arriving, choice: u32) -> Result<Option<Brought>, Fault> {
     let Arriving { shared, port, kv, moves, spec, context, .. } = arriving;
-    let known: Arc<[TokenId]> = [&spec.prompt, spec.begun(0).0].concat().into();
+    let known: Arc<[TokenId]> = [&spec.prompt, spec.begun(choice).0].concat().into();
     let hashes = block_hashes(arriving.seed, &known, shared.model.card().block_tokens as usize);
     let blocks = hashes.len() + EXTRA_BLOCKS;
     let Room { here, room } =
-        room(port, hashes, &known).await.ok_or_else(|| busy("no room for its blocks".to_owned()))?;
-    let (worker, incarnation) = (moves.worker.clone(), moves.incarnation);
-    let source = KvSource { worker, incarnation, compute: false, blocks: u32::try_from(blocks).unwrap_or(u32::MAX) };
+        room(port, hashes, &known, EXTRA_BLOCKS).await.ok_or_else(|| busy("no room for its blocks".to_owned()))?;
+    let source = source_of(moves, blocks);
     let first = here.slots().len();
     let live = Some(moves.attempt);
-    let job = Pull { mesh: &shared.mesh, kv, source: &source, spec, context, first, blocks, live };
-    let (mut last, mut coming) = (None, None::<Coming>);
+    let job = Pull { mesh: &shared.mesh, kv, source: &source, spec, context, first, blocks, live, choice };
+    let (mut last, mut coming, mut over) = (None, None::<Coming>, false);
     let (ready, end) = pull(&job, room, |heard| match heard {
         Heard::Cut => coming = Some(Coming::new(&kv.arrivals)),
         Heard::Last { tokens, computed, paused } => {
@@ -102,9 +142,13 @@ async fn bring(arriving: &Arriving) -> Result<Brought, Fault> {
             tracing::debug!(request = %context.request, paused = ?paused.elapsed(), "it has left its worker");
             last = Some((tokens, computed, paused));
         }
+        Heard::Over => over = true,
         Heard::Frame(_) => {}
     })
     .await;
+    if over {
+        return Ok(None);
+    }
     let Some((tokens, computed, paused)) = last else {
         return Err(busy(format!("it was not handed over: {}", end.label())));
     };
@@ -115,15 +159,15 @@ async fn bring(arriving: &Arriving) -> Result<Brought, Fault> {
         return Err(Fault::new(FaultKind::Internal, "another request was handed over"));
     }
     tracing::debug!(request = %context.request, paused = ?paused.elapsed(), "its last blocks are here");
-    Ok(Brought { here, ready, tokens, computed, paused, coming })
+    Ok(Some(Brought { choice, tokens, luggage: Luggage { here, ready, computed }, paused, coming }))
 }
 
 /// Room for its blocks. When many come at once, those before it give room back as they go on here.
-async fn room(port: &Port, hashes: Vec<BlockHash>, tokens: &Arc<[TokenId]>) -> Option<Room> {
+async fn room(port: &Port, hashes: Vec<BlockHash>, tokens: &Arc<[TokenId]>, extra: usize) -> Option<Room> {
     let until = Instant::now() + ROOM_MAX;
     loop {
         let (reply, answer) = oneshot::channel();
-        let ask = RoomAsk { hashes: hashes.clone(), tokens: tokens.clone(), extra: EXTRA_BLOCKS, reply };
+        let ask = RoomAsk { hashes: hashes.clone(), tokens: tokens.clone(), extra, reply };
         port.commands.try_send(Command::Room(Box::new(ask))).ok()?;
         let room = answer.await.ok()?;
         if room.is_some() || Instant::now() >= until {
@@ -134,17 +178,24 @@ async fn room(port: &Port, hashes: Vec<BlockHash>, tokens: &Arc<[TokenId]>) -> O
 }
 
 /// Hands it to the engine.
-async fn go_on(arriving: Arriving, brought: Brought) -> Result<(), Fault> {
+async fn go_on(arriving: Arriving, brought: Vec<Brought>) -> Result<(), Fault> {
     let Arriving { port, spec, context, seed, key, outbox, .. } = arriving;
-    let Brought { here, ready, tokens, computed, paused, coming } = brought;
-    let answered = u32::try_from(tokens.len().saturating_sub(spec.prompt.len())).unwrap_or(u32::MAX);
+    let paused = brought.iter().map(|answer| answer.paused).min();
+    let (mut answers, mut luggage, mut coming) = (Vec::new(), Vec::new(), Vec::new());
+    for answer in brought {
+        let answered = u32::try_from(answer.tokens.len().saturating_sub(spec.prompt.len())).unwrap_or(u32::MAX);
+        answers.push(AnswerStart { choice: answer.choice, tokens: answer.tokens.into(), answered });
+        luggage.push(answer.luggage);
+        coming.extend(answer.coming);
+    }
+    let said = answers.iter().fold(0u32, |said, answer| said.saturating_add(answer.answered));
     // It holds every frame of a request, and this one.
-    outbox.try_send(Delivery::From(answered)).ok();
+    outbox.try_send(Delivery::From(said)).ok();
     let (verdict, answer) = oneshot::channel();
     let submission = Submission {
         key,
         hash_seed: seed,
-        answers: vec![AnswerStart { choice: 0, tokens: tokens.into(), answered }],
+        answers,
         sampling: spec.sampling,
         stop: spec.stop,
         logprobs: spec.logprobs,
@@ -152,7 +203,7 @@ async fn go_on(arriving: Arriving, brought: Brought) -> Result<(), Fault> {
         outbox,
         verdict,
     };
-    let taken = Box::new(TakenOver { submission, here, ready, computed, paused: Some(paused), coming });
+    let taken = Box::new(TakenOver { submission, luggage, paused, coming });
     let starting = || busy("the worker is starting".to_owned());
     port.commands.try_send(Command::TakeOver(taken)).map_err(|error| match error {
         TrySendError::Full(_) => busy("too many requests arrive at once".to_owned()),

@@ -56,6 +56,7 @@ metrics! {
     GatewayMoveSeconds Histogram "starling_gateway_move_pause_seconds" "Time between the last token of a worker that was left and the first of the next one."
     RouterDecisions Counter "starling_router_decisions_total" "Decisions by outcome."
     RouterReservations Gauge "starling_router_reservations" "Reservations held for requests in flight."
+    RouterRebalanced Counter "starling_router_rebalanced_total" "Running requests that were asked to go on at a worker with much shorter steps."
     RouterFallbacks Counter "starling_router_fallbacks_total" "Decisions taken without the owning shard."
     RouterQueueDepth Gauge "starling_router_queue_depth" "Requests that wait for a worker with room."
     RouterQueueWait Histogram "starling_router_queue_wait_seconds" "Time that requests waited for a worker with room, of those that got one."

@@ -123,6 +123,7 @@ fn receipt(worker: &str) -> Receipt {
         waited_ms: 0.0,
         source: None,
         regret_ms: None,
+        shifted: None,
     }
 }
 

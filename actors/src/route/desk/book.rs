@@ -10,13 +10,17 @@ use starling_ids::{Incarnation, RequestId, WorkerId};
 use super::{
     super::{
         ask::missing,
-        fleet::{Heard, Slot},
+        fleet::{Heard, Slot, Standing},
         policy::{Choice, by_its_account},
+        rebalance::{Pace, Shift},
         split::Source,
     },
     Ask, Decision, Desk, Ticket,
 };
 use crate::generate::KvSource;
+
+/// How long a request runs at least before it is asked to go elsewhere, again or for the first time.
+const STAY: Duration = Duration::from_secs(3);
 
 /// How long a reservation that its worker has not confirmed counts beside the worker's own account: on its way, or lost.
 const ON_THE_WAY: Duration = Duration::from_secs(2);
@@ -30,6 +34,10 @@ pub(super) struct Held {
     unreported: Option<(u64, u64)>,
     /// The reservation where its prompt is computed, until that is done.
     partner: Option<Ticket>,
+    /// When it was made.
+    at: Duration,
+    /// Its first token came and it was not asked to leave: it may be.
+    stays: bool,
 }
 
 /// A reservation that its worker's account does not cover.
@@ -99,6 +107,7 @@ impl Desk {
     /// A request's first token came back. True when that closes its worker's breaker.
     pub fn prefilled(&mut self, ticket: Ticket) -> bool {
         let Some(held) = self.held.get_mut(&ticket) else { return false };
+        held.stays = true;
         let (slot, partner) = (held.slot, held.partner.take());
         self.overlay.computed(ticket);
         self.policy.prefilled(held.request, slot);
@@ -106,6 +115,42 @@ impl Desk {
             self.release(partner);
         }
         self.gate.worked(slot)
+    }
+
+    /// A running request that should go on at another worker, and why; the same one is named once.
+    pub fn rebalance(&mut self, now: Duration) -> Option<(Ticket, Shift)> {
+        let paces: Vec<Pace> = (0..self.fleet.width()).filter_map(|slot| self.pace(slot)).collect();
+        let shift = self.balance.look(&paces, now)?;
+        let may = |held: &Held| held.slot == shift.from && held.stays && now.saturating_sub(held.at) >= STAY;
+        // The youngest has most likely the least to carry and the most to say.
+        let (ticket, _) = self.held.iter().filter(|(_, held)| may(held)).max_by_key(|(ticket, _)| **ticket)?;
+        let ticket = *ticket;
+        if let Some(held) = self.held.get_mut(&ticket) {
+            held.stays = false;
+        }
+        if let Some((worker, _)) = self.fleet.life(shift.to) {
+            self.receipts.shifted(ticket, worker.clone(), (shift.from_ms, shift.to_ms));
+        }
+        Some((ticket, shift))
+    }
+
+    /// How long steps take at a worker, by its own account. `None` before it gave one.
+    fn pace(&self, slot: Slot) -> Option<Pace> {
+        let fleet = &self.fleet;
+        fleet.life(slot).filter(|_| fleet.reported[slot])?;
+        let (heard, rates, places) = (&fleet.heard[slot], &fleet.rates[slot], &fleet.places[slot]);
+        let prompts = heard.prefill_tokens.min(u64::from(places.step_tokens));
+        let base = rates.step_ms + prompts as f64 * rates.prefill_ms_per_token;
+        let step = |running: u32| base + f64::from(running) * rates.decode_ms_per_sequence;
+        let sound = fleet.standing[slot] == Standing::Sound && heard.link.block_bytes > 0;
+        Some(Pace {
+            slot,
+            step_ms: step(heard.running),
+            more_ms: step(heard.running + 1),
+            running: heard.running,
+            waiting: heard.waiting,
+            takes: sound && places.role.decodes() && fleet.in_flight(slot) < places.sequences,
+        })
     }
 
     /// Its worker failed a request before the first token. True when that opens its breaker.
@@ -189,7 +234,10 @@ impl Desk {
         self.fleet.unreported_blocks[slot] += blocks;
         self.fleet.refresh(slot);
         self.recent[slot].push_back(Recent { ticket, at: now, number: None });
-        self.held.insert(ticket, Held { request, slot, sequences, unreported: Some((tokens, blocks)), partner: None });
+        self.held.insert(
+            ticket,
+            Held { request, slot, sequences, unreported: Some((tokens, blocks)), partner: None, at: now, stays: false },
+        );
         ticket
     }
 }

@@ -172,3 +172,31 @@ fn a_tainted_worker_computes_prompts_for_those_that_bear_it() {
     let source = desk.decide(&bears, &[], Duration::ZERO).expect("somebody").source;
     assert_eq!(source.map(|source| source.worker), Some(worker(0)));
 }
+
+#[test]
+fn a_running_request_of_a_slow_worker_is_named_once_and_its_receipt_says_why() {
+    let mut desk = desk(&[Role::Both, Role::Prefill]);
+    let decide = |desk: &mut Desk| desk.decide(&ask(100), &[], Duration::ZERO).expect("somebody");
+    let decisions = [decide(&mut desk), decide(&mut desk), decide(&mut desk)];
+    assert!(decisions.iter().all(|decision| decision.worker == worker(0)), "the other one answers nothing yet");
+    // The last one has not said anything: it cannot leave.
+    for decision in &decisions[..2] {
+        desk.prefilled(decision.ticket);
+    }
+    let places = Places { sequences: 16, waiting: 64, step_tokens: 512, blocks: 1_000, role: Role::Both };
+    desk.seat(&worker(1), Incarnation(1), places, Standing::Sound);
+    let link = KvLink { block_bytes: 368_640, bytes_per_ms: 2e6 };
+    for (index, running) in [(0, 12), (1, 0)] {
+        desk.hear(&worker(index), Incarnation(1), Heard { running, link, ..Heard::default() });
+    }
+    let mut named = Vec::new();
+    for tick in 0..100u64 {
+        named.extend(desk.rebalance(Duration::from_millis(tick * 100)).map(|(ticket, shift)| (tick, ticket, shift)));
+    }
+    let tickets: Vec<_> = named.iter().map(|(_, ticket, _)| *ticket).collect();
+    assert_eq!(tickets, [decisions[1].ticket, decisions[0].ticket], "the youngest first, each of them once");
+    assert!(named[0].0 >= 30, "{named:?}");
+    let shifted = desk.receipt(decisions[0].ticket).and_then(|receipt| receipt.shifted).expect("written down");
+    assert_eq!(shifted.0, worker(1));
+    assert!(shifted.1 > 2.0 * shifted.2, "{shifted:?}");
+}

@@ -97,6 +97,46 @@ async fn a_worker_that_answers_no_more_is_left_and_one_alone_is_not() {
     rig.end().await;
 }
 
+/// One text for each answer of a request.
+fn answers(frames: &[GenerateFrame], choices: u32) -> Vec<Vec<TokenId>> {
+    let of = |choice| frames.iter().filter(move |frame| frame.choice == choice).flat_map(|frame| &frame.tokens);
+    (0..choices).map(|choice| of(choice).map(|token| token.id).collect()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_of_several_answers_moves_with_all_of_them() {
+    let rig = Rig::with_model("move-several", simulated(), 2).await;
+    eventually("both heard", || rig.node.heard() == 2).await;
+    let ask = |kind, salt: &str| {
+        let mut spec = request(kind, salt);
+        (spec.choices, spec.sampling.temperature, spec.sampling.seed) = (3, 1.0, 7);
+        spec
+    };
+    let whole = join_all((0..2).map(async |kind| rig.complete(ask(kind, "whole")).await.expect("an answer"))).await;
+    let begin = async |kind| {
+        let mut stream = rig.generate(ask(kind, "moved")).await.expect("accepted");
+        let mut frames = Vec::new();
+        while text(&frames).len() < 12 {
+            frames.push(within("a frame", stream.next()).await.expect("goes on").expect("well"));
+        }
+        (stream, frames)
+    };
+    let streams = join_all((0..2).map(begin)).await;
+    let first = streams[0].0.worker.clone();
+    let (left, kept): (Vec<_>, Vec<_>) = rig.node.workers().iter().partition(|worker| *worker.id() == first);
+    let before = load(kept[0]).tokens_generated;
+    left[0].set_duty(Role::Prefill);
+    for ((stream, mut frames), whole) in streams.into_iter().zip(&whole) {
+        frames.extend(all(stream).await.expect("every answer is whole"));
+        assert_eq!(frames.iter().filter(|frame| frame.finish.is_some()).count(), 3, "one end each");
+        assert_eq!(answers(&frames, 3), answers(whole, 3));
+    }
+    assert!(load(kept[0]).tokens_generated > before, "it went on there");
+    empty(&rig).await;
+    assert_eq!(load(kept[0]).tokens_recomputed, 0);
+    rig.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_dies_while_requests_come_to_it_costs_no_token() {
     let rig = Rig::with_model("move-panic", simulated(), 2).await;
@@ -141,5 +181,30 @@ async fn clients_that_leave_while_their_requests_move_leave_nothing_behind() {
         drop(stream);
     }
     empty(&rig).await;
+    rig.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_their_shard_asks_to_leave_go_on_elsewhere() {
+    let rig = Rig::with_model("move-asked", simulated(), 2).await;
+    eventually("both heard", || rig.node.heard() == 2).await;
+    let whole = undisturbed(&rig, 4).await;
+    let streams = begin(&rig, 4, "asked", 4).await;
+    let workers: Vec<_> = rig.node.workers().iter().collect();
+    let before: Vec<u64> = workers.iter().map(|worker| load(worker).tokens_generated).collect();
+    let at_first = |worker: &crate::worker::WorkerShared| {
+        streams.iter().filter(|(stream, _)| stream.worker == *worker.id()).count()
+    };
+    let counts: Vec<u64> = workers.iter().map(|worker| at_first(worker) as u64).collect();
+    assert_eq!(rig.node.ask_all_to_leave(), 4);
+    assert_eq!(finish(streams).await, whole);
+    empty(&rig).await;
+    let said: Vec<u64> =
+        workers.iter().zip(&before).map(|(worker, before)| load(worker).tokens_generated - before).collect();
+    assert!(
+        said.iter().zip(&counts).any(|(said, count)| *said < count * u64::from(TOKENS - 8)),
+        "{said:?} of {counts:?} whole answers"
+    );
+    assert!(workers.iter().all(|worker| load(worker).tokens_recomputed == 0));
     rig.end().await;
 }

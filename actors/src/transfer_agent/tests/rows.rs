@@ -58,11 +58,21 @@ impl<'a> Hand<'a> {
             attempt: AttemptId(attempt),
             layout: self.face.layout,
             block_bytes: self.memory().block_bytes,
+            choice: 0,
         }
     }
 
     async fn ask(&self, asked: Asked, blocks: u32) -> Result<(KvOpened, Opened), (FaultKind, String)> {
-        let ask = KvAsk { asked, spec: self.spec.clone(), compute: false, blocks, priority: 0, live: None, first: 0, whole: false };
+        let ask = KvAsk {
+            asked,
+            spec: self.spec.clone(),
+            compute: false,
+            blocks,
+            priority: 0,
+            live: None,
+            first: 0,
+            whole: false,
+        };
         let body = rmp_serde::to_vec(&ask).expect("encoded");
         let (node, endpoint) = (self.rig.mesh.node(), names::worker_kv(0));
         let context = Context::new(self.request, Duration::from_secs(20));
