@@ -88,6 +88,8 @@ impl Hold {
     /// Waits until the shard wishes that the request goes on at another worker. Cancelling the wait loses nothing.
     pub(super) async fn asked(&mut self) {
         if let Some(line) = &mut self.reservation {
+            // A shard has nothing to say for as long as the request runs.
+            line.rx.set_inactivity(None);
             while let Some(Ok(frame)) = line.rx.recv().await {
                 if frame == LEAVE {
                     return;
