@@ -27,8 +27,6 @@ const AT_REST: [&str; 6] = [
 const LEASE: Duration = Duration::from_secs(5);
 /// Longest wait for the answer of a disturbed request.
 const ANSWER: Duration = Duration::from_secs(30);
-/// How long one request at a time is to be split again before two are asked.
-const COAX: Duration = Duration::from_secs(6);
 const WORKERS: [(&str, &str); 2] = [("giver", "prefill"), ("taker", "decode")];
 /// Small steps, so that computing a prompt takes a while.
 const SLOW: [&str; 4] = ["--workers", "1", "--batch-tokens-max", "64"];
@@ -76,8 +74,6 @@ struct World {
     /// A cluster of its own, for the answer that is right.
     reference: Node,
     asked: u64,
-    /// Times when requests were split again only with a second one beside them.
-    coaxed: u32,
     /// How long an undisturbed split request takes.
     whole: Duration,
 }
@@ -106,7 +102,7 @@ impl World {
         let gateway = net.start(0, "gateway", None, &["--role", "router,gateway"]).await;
         let workers = [start_worker(&net, 0, &gateway).await, start_worker(&net, 1, &gateway).await];
         let reference = net.cluster().up("reference", &SLOW).await;
-        let mut world = Self { net, gateway, workers, reference, asked: 0, coaxed: 0, whole: Duration::from_secs(1) };
+        let mut world = Self { net, gateway, workers, reference, asked: 0, whole: Duration::from_secs(1) };
         world.splits().await;
         let body = world.question();
         let begun = Instant::now();
@@ -125,25 +121,17 @@ impl World {
         ask_long(&self.reference.model, &format!("{at}: {}", words.collect::<Vec<_>>().join(", ")), 12)
     }
 
-    /// Waits until requests are split again. A router that thinks the giver busy splits only once the taker is busy too:
-    /// after a while a second request keeps it so, and that is counted.
+    /// Waits until requests are split again.
     async fn splits(&mut self) {
         let begun = Instant::now();
         loop {
             let split = "kind=\"split\",outcome=\"complete\"";
             let before = self.workers[1].metric("starling_worker_sourced_total", split).await;
-            let (one, two) = (self.question(), self.question());
-            let coax = begun.elapsed() >= COAX;
-            let (first, _) = futures::future::join(self.gateway.chat(&one), async {
-                if coax {
-                    self.gateway.chat(&two).await;
-                }
-            })
-            .await;
+            let question = self.question();
+            let first = self.gateway.chat(&question).await;
             // Just after a fault the gateway may know of no worker yet.
             let after = self.workers[1].metric("starling_worker_sourced_total", split).await;
             if first.0 == 200 && after > before {
-                self.coaxed += u32::from(coax);
                 return;
             }
             if begun.elapsed() >= 2 * PATIENCE {
@@ -234,8 +222,8 @@ async fn faults(net: Net, kinds: &[Fault], usual: u64) {
         world.splits().await;
     }
     eprintln!(
-        "{runs} runs: {counts:?}; split again only beside a second request: {}; slowest to rest: others {:?}, disturbed {:?}",
-        world.coaxed, slowest[0], slowest[1]
+        "{runs} runs: {counts:?}; slowest to rest: others {:?}, disturbed {:?}",
+        slowest[0], slowest[1]
     );
     bar("transfer faults: others hold something after the answer, s", slowest[0].as_secs_f64(), LEASE.as_secs_f64());
     bar("transfer faults: the disturbed hold something after, s", slowest[1].as_secs_f64(), LEASE.as_secs_f64());
