@@ -221,10 +221,7 @@ async fn faults(net: Net, kinds: &[Fault], usual: u64) {
         *counts.entry(format!("{} {fault:?}", WORKERS[which].0)).or_default() += 1;
         world.splits().await;
     }
-    eprintln!(
-        "{runs} runs: {counts:?}; slowest to rest: others {:?}, disturbed {:?}",
-        slowest[0], slowest[1]
-    );
+    eprintln!("{runs} runs: {counts:?}; slowest to rest: others {:?}, disturbed {:?}", slowest[0], slowest[1]);
     bar("transfer faults: others hold something after the answer, s", slowest[0].as_secs_f64(), LEASE.as_secs_f64());
     bar("transfer faults: the disturbed hold something after, s", slowest[1].as_secs_f64(), LEASE.as_secs_f64());
 }

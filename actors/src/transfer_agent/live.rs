@@ -71,24 +71,10 @@ pub(super) async fn serve(held: &Held, attempt: Option<AttemptId>, tx: &StreamTx
                 Err(end) => return end,
             },
             next = lent.recv(), if !gone => {
-                let (pins, last) = match next {
-                    Some(LentLive::Full { pins, first }) => (pins, (first && attempt.is_some()).then_some(Told::Sealed)),
-                    Some(LentLive::Last { pins, tokens, computed, left }) => {
-                        gone = true;
-                        let ran_on_us = heard.map(|heard| signed_us(left, heard));
-                        let computed = u32::try_from(computed).unwrap_or(u32::MAX);
-                        (pins, Some(Told::Last { tokens, computed, ran_on_us, left_us: us_since(left) }))
-                    }
-                    Some(LentLive::Over) => {
-                        gone = true;
-                        (Blocks::new(Vec::new(), &held.kv.returns), Some(Told::Over))
-                    }
-                    // It has ended by itself: with its first token, if it was begun for the taker.
-                    None if attempt.is_some() => return End::Aborted,
-                    None => {
-                        gone = true;
-                        (Blocks::new(Vec::new(), &held.kv.returns), Some(Told::Sealed))
-                    }
+                let Some((pins, last)) = part(held, next, attempt.is_some(), heard) else { return End::Aborted };
+                gone = match &last {
+                    Some(Told::Sealed) => attempt.is_none(),
+                    last => last.is_some(),
                 };
                 match tell(held, &mut count, pins, &mut grants).await {
                     Some(told) => told.into_iter().chain(last).collect(),
@@ -110,6 +96,22 @@ pub(super) async fn serve(held: &Held, attempt: Option<AttemptId>, tx: &StreamTx
                 return End::PeerGone;
             }
         }
+    }
+}
+
+/// The next blocks of what leaves and what is said after them. `None` when it has ended and its taker has no use of the rest.
+fn part(held: &Held, next: Option<LentLive>, live: bool, heard: Option<Instant>) -> Option<(Blocks, Option<Told>)> {
+    let none = || Blocks::new(Vec::new(), &held.kv.returns);
+    match next {
+        Some(LentLive::Full { pins, first }) => Some((pins, (first && live).then_some(Told::Sealed))),
+        Some(LentLive::Last { pins, tokens, computed, left }) => {
+            let ran_on_us = heard.map(|heard| signed_us(left, heard));
+            let computed = u32::try_from(computed).unwrap_or(u32::MAX);
+            Some((pins, Some(Told::Last { tokens, computed, ran_on_us, left_us: us_since(left) })))
+        }
+        Some(LentLive::Over) => Some((none(), Some(Told::Over))),
+        // It has ended by itself: with its first token, if it was begun for the taker.
+        None => (!live).then(|| (none(), Some(Told::Sealed))),
     }
 }
 
