@@ -219,7 +219,7 @@ impl Node {
         let policy = config.policy.clone();
         let tiers = tiers(config, mesh)?;
         let queue = config.queue.clone();
-        let ucx = UcxConfig { library: config.ucx_lib.clone(), lanes: None };
+        let ucx = UcxConfig { library: config.ucx_lib.clone(), ..UcxConfig::default() };
         let ways = Ways { only: config.kv_transport, ucx };
         let (router, joins) = (config.roles.router, !config.seeds.is_empty());
         let (kv_silent, fault) = (config.kv_silent, config.fault);

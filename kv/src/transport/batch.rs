@@ -3,7 +3,7 @@
 //! Called by the transfer agent; read by every transport. Pure: it touches no memory of a region.
 //! Bounds: `PAGES_MAX` pages of at most `PAGE_BYTES_MAX` each.
 
-use std::{any::Any, fmt, ops::Range, time::Duration};
+use std::{any::Any, borrow::Cow, fmt, ops::Range, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
@@ -166,29 +166,36 @@ impl Batch {
 /// Compares page sums, in the order of the pages, with what was promised.
 #[derive(Debug)]
 pub(crate) struct Verifier<'a> {
-    promised: &'a Checksums,
+    promised: Cow<'a, Checksums>,
     pages: usize,
     seen: usize,
     /// Sums of the group that is not complete.
     open: Vec<u64>,
 }
 
+impl Verifier<'static> {
+    /// The same as [`Verifier::new`], with sums of its own.
+    pub(crate) fn owning(promised: Checksums, pages: usize) -> Self {
+        Self { promised: Cow::Owned(promised), pages, seen: 0, open: Vec::new() }
+    }
+}
+
 impl<'a> Verifier<'a> {
     /// For a batch of `pages` pages.
     pub(crate) fn new(promised: &'a Checksums, pages: usize) -> Self {
-        Self { promised, pages, seen: 0, open: Vec::new() }
+        Self { promised: Cow::Borrowed(promised), pages, seen: 0, open: Vec::new() }
     }
 
     /// Whether sums are wanted at all.
     pub(crate) fn wanted(&self) -> bool {
-        *self.promised != Checksums::None
+        *self.promised.as_ref() != Checksums::None
     }
 
     /// Takes the sum of the next page (any number if none is wanted) and says how many pages are good by now.
     pub(crate) fn next(&mut self, sum: u64) -> Result<usize, TransferError> {
         let page = self.seen;
         self.seen += 1;
-        match self.promised {
+        match self.promised.as_ref() {
             Checksums::None => Ok(self.seen),
             Checksums::Pages(sums) if sums.get(page) == Some(&sum) => Ok(self.seen),
             Checksums::Pages(_) => Err(TransferError::Checksum { page }),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{batch::RegionId, grant::GrantToken};
 
 /// Version of the data plane's wire; sides of different versions refuse each other.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// One data plane in one process, from its start to its end: 128 random bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -93,7 +93,7 @@ impl Fabric {
         let advertised = tcp.as_ref().and_then(|listener| serve::advertised(listener, config.advertise));
         let (mut lanes, mut ucx) = (None, Err("not asked for".to_owned()));
         if let Some(control) = advertised.filter(|_| wants(TransportKind::Ucx)) {
-            ucx = match Ucx::start(&host, &config.ucx, control) {
+            ucx = match Ucx::start(&host, &config.ucx, control, &machine) {
                 Ok(started) => {
                     lanes = Some(started.lanes());
                     let version = started.version();

@@ -29,6 +29,7 @@ mod error;
 mod fabric;
 mod grant;
 mod host;
+mod lane;
 mod mem;
 mod proto;
 mod region;

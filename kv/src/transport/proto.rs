@@ -20,6 +20,8 @@ pub(crate) const HEADER: usize = 64;
 /// Bytes of an answer.
 pub(crate) const ANSWER: usize = 16;
 const PAGE: usize = 12;
+/// Bytes of a UCX worker's address at most; some dozens for each network device.
+pub(crate) const ADDRESS_MAX: usize = 16 << 10;
 
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,10 +41,15 @@ pub(crate) enum Op {
     BeginPush = 6,
     /// I have done so; tell me whether the lease still ran and whether what I wrote is what I promised.
     End = 7,
-    /// Open a way for operations of my own and tell me its address.
+    /// Open a UCX worker for me and tell me its address. The time limit is the number of bytes that follow: the address of
+    /// my worker, for messages; none for operations of my own.
     Lane = 8,
     /// I am still at the pages of my begin; tell me how long the lease runs.
     Still = 9,
+    /// Send me these pages as messages to my worker.
+    LanePull = 10,
+    /// Take these pages; I send them as messages to your worker when you say yes.
+    LanePush = 11,
 }
 
 impl Op {
@@ -57,6 +64,8 @@ impl Op {
             Self::End,
             Self::Lane,
             Self::Still,
+            Self::LanePull,
+            Self::LanePush,
         ]
         .into_iter()
         .find(|op| *op as u8 == byte)

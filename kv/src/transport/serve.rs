@@ -8,7 +8,7 @@
 use std::{
     net::{SocketAddr, TcpListener},
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, OwnedFd},
         unix::net::UnixListener,
     },
     sync::{
@@ -25,8 +25,9 @@ use super::{
     batch::{Checksums, Direction},
     error::{Refusal, TransferError},
     grant::{Ask, Use},
-    host::{Host, Serving},
-    proto::{ANSWER, HEADER, Header, Op, Request, answer},
+    host::Host,
+    lane::{Job, Lane, Lanes},
+    proto::{ADDRESS_MAX, ANSWER, HEADER, Header, Op, Request, answer},
     region::Region,
     sockets,
     stream::{Intake, cut, drain, send_segment},
@@ -41,21 +42,6 @@ const FIRST_WORD: Duration = Duration::from_secs(5);
 const REST: Duration = Duration::from_secs(5);
 /// The longest operation.
 const LIMIT_MAX: Duration = Duration::from_secs(600);
-
-/// What makes one-sided operations possible on a connection.
-pub(crate) trait Lanes: Send + Sync + 'static {
-    /// An end for one peer, to be driven by the thread that asked for it.
-    fn open(self: Arc<Self>) -> Result<Box<dyn Lane>, TransferError>;
-}
-
-/// One peer's way into this process. When it is dropped, nothing that the peer asked for happens any more.
-pub(crate) trait Lane {
-    /// Where the peer's operations are to go.
-    fn address(&self) -> &[u8];
-
-    /// Lets the peer's operations happen until a message has come on the connection.
-    fn until_readable(&self, fd: BorrowedFd<'_>, bounds: &Serving<'_>) -> Result<(), TransferError>;
-}
 
 /// A transfer that the peer does by itself.
 struct Begun {
@@ -154,6 +140,7 @@ impl Connection {
             let request = self.read(patience)?;
             match request.op {
                 Op::Lane => self.open(&request, &mut lane)?,
+                Op::LanePull | Op::LanePush => self.talk(&request, lane.as_deref())?,
                 _ => self.perform(request, &mut begun)?,
             }
             patience = None;
@@ -165,7 +152,13 @@ impl Connection {
             return self.refuse(refusal);
         }
         let Some(lanes) = self.lanes.clone() else { return self.refuse(Refusal::NotOffered) };
-        let opened = match lanes.open() {
+        let len = request.limit_ms as usize;
+        if len > ADDRESS_MAX {
+            return Err(Refusal::Malformed.into());
+        }
+        let mut peer = vec![0; len];
+        receive(self.fd.as_fd(), &mut peer, &self.host.stop.bounds(Some(REST)))?;
+        let opened = match lanes.open(&peer) {
             Ok(opened) => lane.insert(opened),
             Err(error) => {
                 tracing::warn!(%error, "a peer's way into this process");
@@ -222,7 +215,34 @@ impl Connection {
                 drop(begun);
                 self.answer(outcome.as_ref().copied(), 0)
             }
-            Op::Lane => Err(Refusal::Malformed.into()),
+            Op::Lane | Op::LanePull | Op::LanePush => Err(Refusal::Malformed.into()),
+        }
+    }
+
+    /// Pages as messages, over the lane that the peer opened on this connection.
+    fn talk(&self, request: &Request, lane: Option<&dyn Lane>) -> Result<(), TransferError> {
+        let lane = lane.ok_or(TransferError::Refused(Refusal::Malformed))?;
+        let (region, granted) = match self.host.admit(ask(request), &request.pages) {
+            Ok(admitted) => admitted,
+            Err(refusal) => return self.refuse(refusal),
+        };
+        let alive = || Ok(granted.alive(Instant::now())?);
+        let Request { pages, checksums, .. } = request;
+        let bounds = self.host.stop.bounds(Some(limit(request)));
+        let job = Job { region: &region, pages, checksums, fd: self.fd.as_fd(), bounds: &bounds, alive: &alive };
+        let push = request.op == Op::LanePush;
+        if push {
+            lane.expect(&job);
+        }
+        self.answer(Ok(()), 0)?;
+        let moved = if push { lane.take(&job) } else { lane.send(&job) };
+        let outcome = moved.and_then(|()| alive());
+        drop(granted);
+        match &outcome {
+            Ok(()) | Err(TransferError::Checksum { .. } | TransferError::Refused(_)) => {
+                self.answer(outcome.as_ref().copied(), 0)
+            }
+            Err(error) => Err(error.clone()),
         }
     }
 
@@ -306,7 +326,7 @@ impl Connection {
 }
 
 fn ask(request: &Request) -> Ask {
-    let push = matches!(request.op, Op::Push | Op::BeginPush | Op::MapWritable);
+    let push = matches!(request.op, Op::Push | Op::BeginPush | Op::MapWritable | Op::LanePush);
     let direction = if push { Direction::Push } else { Direction::Pull };
     Ask { token: request.token, direction, region: request.region }
 }

@@ -27,6 +27,13 @@ pub(crate) const UCS_THREAD_MODE_MULTI: ucs_thread_mode_t = 2;
 
 pub(crate) const UCP_FEATURE_RMA: u64 = 2;
 pub(crate) const UCP_FEATURE_WAKEUP: u64 = 16;
+pub(crate) const UCP_FEATURE_AM: u64 = 64;
+
+pub(crate) const UCP_AM_SEND_FLAG_EAGER: u32 = 2;
+pub(crate) const UCP_AM_RECV_ATTR_FLAG_RNDV: u64 = 1 << 17;
+pub(crate) const UCP_AM_HANDLER_PARAM_FIELD_ID: u64 = 1;
+pub(crate) const UCP_AM_HANDLER_PARAM_FIELD_CB: u64 = 4;
+pub(crate) const UCP_AM_HANDLER_PARAM_FIELD_ARG: u64 = 8;
 
 pub(crate) const UCP_PARAM_FIELD_FEATURES: u64 = 1;
 pub(crate) const UCP_PARAM_FIELD_MT_WORKERS_SHARED: u64 = 32;
@@ -185,6 +192,34 @@ pub(crate) struct ucp_request_param_t {
     pub(crate) remote_count: usize,
 }
 
+pub(crate) type ucp_am_recv_callback_t = Option<
+    unsafe extern "C" fn(
+        arg: *mut c_void,
+        header: *const c_void,
+        header_length: usize,
+        data: *mut c_void,
+        length: usize,
+        param: *const ucp_am_recv_param_t,
+    ) -> ucs_status_t,
+>;
+
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub(crate) struct ucp_am_handler_param_t {
+    pub(crate) field_mask: u64,
+    pub(crate) id: c_uint,
+    pub(crate) flags: u32,
+    pub(crate) cb: ucp_am_recv_callback_t,
+    pub(crate) arg: *mut c_void,
+}
+
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub(crate) struct ucp_am_recv_param_t {
+    pub(crate) recv_attr: u64,
+    pub(crate) reply_ep: ucp_ep_h,
+}
+
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     use std::mem::{offset_of, size_of};
@@ -196,6 +231,8 @@ const _: () = {
     assert!(size_of::<ucp_mem_map_params_t>() == 48 && offset_of!(ucp_mem_map_params_t, memory_type) == 32);
     assert!(size_of::<ucp_request_param_t>() == 96 && offset_of!(ucp_request_param_t, memh) == 64);
     assert!(offset_of!(ucp_request_param_t, datatype) == 24 && offset_of!(ucp_request_param_t, memory_type) == 48);
+    assert!(size_of::<ucp_am_handler_param_t>() == 32 && offset_of!(ucp_am_handler_param_t, cb) == 16);
+    assert!(size_of::<ucp_am_recv_param_t>() == 16 && offset_of!(ucp_am_recv_param_t, reply_ep) == 8);
 };
 
 macro_rules! functions {
@@ -250,6 +287,16 @@ functions! {
     ucp_ep_create(worker: ucp_worker_h, params: *const ucp_ep_params_t, ep: *mut ucp_ep_h) -> ucs_status_t;
     ucp_ep_close_nbx(ep: ucp_ep_h, param: *const ucp_request_param_t) -> ucs_status_ptr_t;
     ucp_ep_flush_nbx(ep: ucp_ep_h, param: *const ucp_request_param_t) -> ucs_status_ptr_t;
+    ucp_worker_set_am_recv_handler(worker: ucp_worker_h, param: *const ucp_am_handler_param_t) -> ucs_status_t;
+    ucp_am_send_nbx(
+        ep: ucp_ep_h,
+        id: c_uint,
+        header: *const c_void,
+        header_length: usize,
+        from: *const c_void,
+        len: usize,
+        param: *const ucp_request_param_t
+    ) -> ucs_status_ptr_t;
     ucp_put_nbx(
         ep: ucp_ep_h,
         from: *const c_void,

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The library's status for a call that cannot be made with these arguments.
-const INVALID: ucs_status_t = -5;
+pub(crate) const INVALID: ucs_status_t = -5;
 
 /// A UCX instance. It outlives every handle made from it.
 #[derive(Debug)]
@@ -57,14 +57,14 @@ fn config<'a>(library: &'a Library, options: &[(&str, &str)]) -> Result<Config<'
 }
 
 impl Context {
-    /// An instance for one-sided operations with wake-up. `options` are UCX's own, by the names of its variables without
+    /// An instance for one-sided operations and messages, with wake-up. `options` are UCX's own, by the names of its variables without
     /// `UCX_`; they go before the environment. Fails on a library that was built without threads.
     pub fn open(library: &Arc<Library>, options: &[(&str, &str)]) -> Result<Arc<Self>, Fault> {
         let config = config(library, options)?;
         // SAFETY: for this structure zeroes are values; the mask says which count.
         let mut params: ucp_params_t = unsafe { zeroed() };
         params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
-        params.features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+        params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
         params.mt_workers_shared = 1;
         let (version, mut raw) = (library.version(), ptr::null_mut());
         // The library's own version: with another one it warns.

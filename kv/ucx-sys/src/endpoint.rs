@@ -12,7 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{bindings::*, context::Memory, library::Fault, worker::Inner as Worker};
+use crate::{
+    bindings::*,
+    context::Memory,
+    library::Fault,
+    worker::{Inner as Worker, MESSAGE},
+};
 
 /// How long a forced close may take. It ends at once unless the library is broken.
 const CLOSING: Duration = Duration::from_millis(200);
@@ -87,6 +92,25 @@ impl Endpoint {
         // SAFETY: a living endpoint and parameters.
         let pointer = unsafe { (self.inner.worker.library().api.ucp_ep_flush_nbx)(self.inner.raw, &raw const params) };
         self.inner.request("flush", pointer)
+    }
+
+    /// Sends a message of `len` bytes from `from` on to the peer's [`crate::Worker::on_message`]. UCX reads the header until
+    /// the message is over, whatever became of its request: so it is one that is there for ever.
+    ///
+    /// # Safety
+    /// `from` has `len` readable bytes until the request is over or the worker is gone.
+    pub unsafe fn send(&self, header: &'static [u8], from: *const u8, len: usize) -> Result<Request, Fault> {
+        let mut params = parameters();
+        params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+        // The other protocol reads the bytes later, and its requests never end when the peer dies.
+        params.flags = UCP_AM_SEND_FLAG_EAGER;
+        let api = &self.inner.worker.library().api;
+        let (start, bytes) = (header.as_ptr().cast(), header.len());
+        // SAFETY: a living endpoint, a header that stays, living parameters; the caller promises the bytes.
+        let pointer = unsafe {
+            (api.ucp_am_send_nbx)(self.inner.raw, MESSAGE, start, bytes, from.cast(), len, &raw const params)
+        };
+        self.inner.request("send", pointer)
     }
 }
 

@@ -264,10 +264,10 @@ fn outlived(way: Way, direction: Direction) {
 }
 
 macro_rules! suite {
-    ($($name:ident = $kind:ident),*) => {$(
+    ($($name:ident = $kind:ident, $one_sided:literal);*) => {$(
         mod $name {
             use super::*;
-            const WAY: Way = Way { kind: TransportKind::$kind, lanes: None };
+            const WAY: Way = Way { kind: TransportKind::$kind, lanes: None, one_sided: $one_sided };
 
             #[test]
             fn pages_go_both_ways() {
@@ -314,12 +314,14 @@ macro_rules! suite {
     )*};
 }
 
-suite!(tcp = Tcp, shm = Shm, ucx = Ucx);
+suite!(tcp = Tcp, false; shm = Shm, false; ucx = Ucx, false; ucx_one_sided = Ucx, true);
 
 /// Lanes over TCP are off (a peer's reset ends UCX's process), but between healthy peers they work.
 #[test]
 fn ucx_over_tcp_moves_pages_both_ways() {
-    round_trip(Way { kind: TransportKind::Ucx, lanes: Some("tcp") });
+    for one_sided in [false, true] {
+        round_trip(Way { kind: TransportKind::Ucx, lanes: Some("tcp"), one_sided });
+    }
 }
 
 /// Two hosts of this process.
@@ -377,7 +379,7 @@ fn a_private_region_is_offered_without_shm_and_a_shared_one_with_it() {
 
 #[test]
 fn the_best_way_is_chosen_and_another_machine_gets_tcp() {
-    let (fabric, peer) = (fabric(41), Peer::start(Way { kind: TransportKind::Shm, lanes: None }));
+    let (fabric, peer) = (fabric(41), Peer::start(Way { kind: TransportKind::Shm, lanes: None, one_sided: false }));
     let near = fabric.choose(&peer.descriptor).expect("a session");
     assert_eq!(near.kind(), TransportKind::Shm);
     assert!(near.bandwidth().is_some(), "the probe measured it");

@@ -25,15 +25,18 @@ pub(super) fn token(number: u8) -> GrantToken {
     GrantToken([number; 16])
 }
 
-/// A transport to test, and for UCX the lanes to test it over.
+/// A transport to test, and for UCX the lanes to test it over and whether with one-sided operations.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Way {
     pub(super) kind: TransportKind,
     pub(super) lanes: Option<&'static str>,
+    pub(super) one_sided: bool,
 }
 
 /// The lanes of the other process.
 const LANES: &str = "STARLING_TEST_LANES";
+/// Set where the other process is to use one-sided operations.
+const ONE_SIDED: &str = "STARLING_TEST_ONE_SIDED";
 
 fn config(id: u128) -> FabricConfig {
     // A host's name is its own for ever: also the second host of one test has a new one.
@@ -48,11 +51,11 @@ pub(super) fn fabric(id: u128) -> Fabric {
     Fabric::start(config(id)).expect("the fabric starts")
 }
 
-fn with_ucx(id: u128, lanes: Option<&str>) -> Fabric {
+fn with_ucx(id: u128, lanes: Option<&str>, one_sided: bool) -> Fabric {
     let mut config = config(id);
     config.transports.push(TransportKind::Ucx);
     let library = std::env::var_os("STARLING_UCX_LIB").map(Into::into);
-    config.ucx = UcxConfig { library, lanes: lanes.map(str::to_owned) };
+    config.ucx = UcxConfig { library, lanes: lanes.map(str::to_owned), one_sided };
     Fabric::start(config).expect("the fabric starts")
 }
 
@@ -61,7 +64,7 @@ pub(super) fn fabric_for(id: u128, way: Way) -> Option<Fabric> {
     if way.kind != TransportKind::Ucx {
         return Some(fabric(id));
     }
-    let fabric = with_ucx(id, way.lanes);
+    let fabric = with_ucx(id, way.lanes, way.one_sided);
     let Err(reason) = fabric.ucx() else { return Some(fabric) };
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     let program = std::env::current_exe().expect("own path");
@@ -73,14 +76,22 @@ pub(super) fn fabric_for(id: u128, way: Way) -> Option<Fabric> {
     None
 }
 
+/// The fabric that the test wants another process to have.
+fn asked_for(id: u128) -> Fabric {
+    match std::env::var_os(LANES) {
+        None => fabric(id),
+        Some(lanes) => {
+            let lanes = lanes.to_str().filter(|lanes| !lanes.is_empty());
+            with_ucx(id, lanes, std::env::var_os(ONE_SIDED).is_some())
+        }
+    }
+}
+
 /// The child's side: reads orders from standard input until it ends.
 #[test]
 #[ignore = "the other process of the tests of this module"]
 fn peer_process() {
-    let fabric = match std::env::var_os(LANES) {
-        None => fabric(2),
-        Some(lanes) => with_ucx(2, lanes.to_str().filter(|lanes| !lanes.is_empty())),
-    };
+    let fabric = asked_for(2);
     let region = Region::shared("peer", REGION_BYTES).expect("memory");
     region.write(0, &pattern(7, REGION_BYTES)).expect("in bounds");
     let id = fabric.register(&region).expect("registered");
@@ -118,10 +129,7 @@ const TAKE: &str = "STARLING_TEST_TAKE";
 fn taker_process() {
     let descriptor = std::env::var_os(TAKE).expect("a descriptor");
     let descriptor: Descriptor = serde_json::from_str(descriptor.to_str().expect("text")).expect("json");
-    let fabric = match std::env::var_os(LANES) {
-        None => fabric(3),
-        Some(lanes) => with_ucx(3, lanes.to_str().filter(|lanes| !lanes.is_empty())),
-    };
+    let fabric = asked_for(3);
     let kind = descriptor.offers.last().expect("an offer").kind;
     let session = fabric.connect(&descriptor, kind).expect("a session");
     let local = Region::private(REGION_BYTES).expect("memory");
@@ -151,6 +159,9 @@ fn this_program(test: &str, way: Way) -> Command {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     if way.kind == TransportKind::Ucx {
         command.env(LANES, way.lanes.unwrap_or_default());
+    }
+    if way.one_sided {
+        command.env(ONE_SIDED, "1");
     }
     command
 }

@@ -1,5 +1,5 @@
-//! Shell: the transport over UCX: this side reads or writes the peer's memory with one-sided operations, through whatever
-//! lane UCX finds between the two (RDMA, shared memory, CUDA, TCP).
+//! Shell: the transport over UCX, through whatever lane it finds between the two (RDMA, shared memory, CUDA, TCP): this side
+//! reads or writes the peer's memory with one-sided operations, or, on one machine, pages travel as messages.
 //!
 //! Called by the fabric; calls `ucx-sys`. As with `shm`, a control connection carries a short message before and after
 //! each batch: the owner's gate decides, its grant counts a use, and its death or its freeze is seen at once, which UCX
@@ -12,10 +12,12 @@
 //! process when a peer resets one in the middle of a read. The transport `tcp` has neither fault.
 //! Never: sends a key to somebody who did not get the descriptor; keeps an endpoint on which something went wrong.
 
+mod message;
 mod offer;
 mod pace;
 mod plan;
 mod server;
+mod talk;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -39,14 +41,25 @@ use super::{
     descriptor::{Descriptor, Offer, TransportKind},
     error::TransferError,
     host::{Host, PROBE, PROBE_BYTES},
+    lane::Lanes,
     region::Region,
-    serve::Lanes,
     session::Session,
 };
 
 /// The lanes unless somebody chose: all but TCP, and but the kernel's copies between processes, which cost more than UCX's
 /// own shared memory.
 const LANES: &str = "^tcp,cma";
+
+/// Bytes of a piece of UCX's shared memory: a message of [`message::MESSAGE_BYTES`] with UCX's headers. Its own 8 KiB would
+/// cut a page of 16 KiB in three.
+const PIECE_BYTES: &str = "16640";
+
+/// Operations of one batch under way at most.
+const WINDOW: usize = 64;
+
+/// UCX's statuses that say something of this side: no memory, wrong arguments, not implemented, not supported. All others
+/// are ways in which a peer that dies shows.
+const HERE: [i8; 4] = [-4, -5, -8, -22];
 
 /// Which UCX to use, and how.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -55,12 +68,16 @@ pub struct UcxConfig {
     pub library: Option<PathBuf>,
     /// UCX's list of lanes, written as in its variable `UCX_TLS`, which is not read; `None` for all but TCP.
     pub lanes: Option<String>,
+    /// Use one-sided operations with a peer on this machine too, as with any other, for whom has a device for that.
+    pub one_sided: bool,
 }
 
 /// Reaches hosts that run UCX too.
 pub struct Ucx {
     node: Arc<Node>,
     control: SocketAddr,
+    /// This boot of this machine if its processes are sent messages; else empty.
+    machine: String,
 }
 
 /// What sessions share.
@@ -87,21 +104,37 @@ fn local(fault: Fault) -> TransferError {
     TransferError::Local(format!("UCX: {fault}"))
 }
 
+/// What an operation's failure is to the batch.
+fn failed(fault: Fault) -> TransferError {
+    if HERE.contains(&fault.code) { local(fault) } else { TransferError::PeerGone }
+}
+
 /// UCX's options, by the names of its variables without `UCX_`. Without the second no lane over shared memory takes an
 /// endpoint whose peer may fail.
-fn options(config: &UcxConfig) -> [(&'static str, &str); 2] {
-    [("TLS", config.lanes.as_deref().unwrap_or(LANES)), ("MM_ERROR_HANDLING", "y")]
+fn options(config: &UcxConfig) -> [(&'static str, &str); 4] {
+    [
+        ("TLS", config.lanes.as_deref().unwrap_or(LANES)),
+        ("MM_ERROR_HANDLING", "y"),
+        ("POSIX_SEG_SIZE", PIECE_BYTES),
+        ("SYSV_SEG_SIZE", PIECE_BYTES),
+    ]
 }
 
 impl Ucx {
-    /// Loads UCX. `Unsupported` says why there is none; peers find its control connection at
-    /// `control`.
-    pub(crate) fn start(host: &Arc<Host>, config: &UcxConfig, control: SocketAddr) -> Result<Self, TransferError> {
+    /// Loads UCX. `Unsupported` says why there is none; peers find its control connection at `control`; `machine` names
+    /// this boot of this machine.
+    pub(crate) fn start(
+        host: &Arc<Host>,
+        config: &UcxConfig,
+        control: SocketAddr,
+        machine: &str,
+    ) -> Result<Self, TransferError> {
         let quiet = std::env::var_os("UCX_LOG_LEVEL").is_none();
         let library = Library::load(config.library.as_deref(), quiet);
         let library = library.map_err(|error| TransferError::Unsupported(error.to_string()))?;
         let context = Context::open(&library, &options(config)).map_err(local)?;
-        let ucx = Self { node: Arc::new(Node { known: Mutex::default(), context }), control };
+        let machine = if config.one_sided { String::new() } else { machine.to_owned() };
+        let ucx = Self { node: Arc::new(Node { known: Mutex::default(), context }), control, machine };
         if let Some(probe) = host.region(PROBE) {
             ucx.register(PROBE, &probe)?;
         }
@@ -161,6 +194,7 @@ impl Transport for Ucx {
         let reach = reach.ok_or_else(|| TransferError::Unreachable("the peer offers no UCX".to_owned()))?;
         let windows = [(peer.region, peer.len, reach.window), (PROBE, PROBE_BYTES as u64, reach.probe)];
         let (node, control, door) = (Arc::clone(&self.node), reach.control, peer.door);
-        Session::start_on(TransportKind::Ucx, peer.host, move || UcxWire::new(node, control, door, windows))
+        let messages = !self.machine.is_empty() && peer.machine == self.machine;
+        Session::start_on(TransportKind::Ucx, peer.host, move || UcxWire::new(node, (control, door), windows, messages))
     }
 }

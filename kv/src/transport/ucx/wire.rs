@@ -1,4 +1,5 @@
-//! Shell: a session's side of UCX: it asks the owner's gate, moves the pages by itself and says when it is done.
+//! Shell: a session's side of UCX: the link to the owner, and batches that this side moves by itself: it asks the owner's
+//! gate, reads or writes the pages, and says when it is done. Batches of messages are [`super::talk`]'s.
 //!
 //! Called by the session's thread, on which its worker lives. After an error everything that could still touch the pages
 //! goes before the call returns: requests, endpoint, worker; the control connection goes last, because its end tells the
@@ -8,10 +9,11 @@ use std::{
     collections::{HashMap, VecDeque},
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
+    rc::Rc,
     sync::Arc,
 };
 
-use ucx_sys::{Endpoint, Fault, Memory, RemoteKey, Request, Worker};
+use ucx_sys::{Endpoint, Memory, RemoteKey, Request, Worker};
 
 use super::{
     super::{
@@ -19,7 +21,7 @@ use super::{
         error::{Refusal, TransferError},
         grant::GrantToken,
         host::PROBE,
-        proto::{self, Op},
+        proto::{self, ADDRESS_MAX, Op},
         session::Wire,
         shm::Begun,
         sockets,
@@ -28,78 +30,78 @@ use super::{
         transfer::Progress,
         wait::{hung_up, readable, receive, send},
     },
-    Node, local,
+    Node, WINDOW, failed, local,
+    message::Inbox,
     offer::Window,
     pace::{Pace, Turn},
     plan::pieces,
+    talk::{Failed, Talk},
 };
 
-/// Operations under way at most.
-const WINDOW: usize = 64;
 /// Operations or turns between two looks at deadline, cancellation, lease and peer.
-const LOOK_EVERY: usize = 32;
+pub(super) const LOOK_EVERY: usize = 32;
 
-/// Bytes of a worker's address at most; some dozens for each network device.
-const ADDRESS_MAX: usize = 16 << 10;
-
-/// UCX's statuses that say something of this side: no memory, wrong arguments, not implemented, not supported. All others
-/// are ways in which a peer that dies shows.
-const HERE: [i8; 4] = [-4, -5, -8, -22];
 /// See the module.
 pub(super) struct UcxWire {
     node: Arc<Node>,
     control: SocketAddr,
     door: GrantToken,
     windows: [(RegionId, u64, Window); 2],
+    /// Whether pages travel as messages.
+    messages: bool,
     link: Option<Link>,
 }
 
 /// A connection; dropped in this order.
-struct Link {
+pub(super) struct Link {
+    /// None where pages travel as messages.
     keys: HashMap<RegionId, RemoteKey>,
-    endpoint: Endpoint,
-    worker: Worker,
-    socket: OwnedFd,
-}
-
-/// What an operation's failure is to the batch.
-fn failed(fault: Fault) -> TransferError {
-    if HERE.contains(&fault.code) { local(fault) } else { TransferError::PeerGone }
+    pub(super) endpoint: Endpoint,
+    pub(super) worker: Worker,
+    pub(super) inbox: Rc<Inbox>,
+    pub(super) socket: OwnedFd,
 }
 
 impl UcxWire {
     /// For a peer whose descriptor said all this.
     pub(super) fn new(
         node: Arc<Node>,
-        control: SocketAddr,
-        door: GrantToken,
+        (control, door): (SocketAddr, GrantToken),
         windows: [(RegionId, u64, Window); 2],
+        messages: bool,
     ) -> Self {
-        Self { node, control, door, windows, link: None }
+        Self { node, control, door, windows, messages, link: None }
     }
 
     fn dial(&self, progress: &Progress) -> Result<Link, TransferError> {
         let socket = sockets::dial(self.control, progress)?;
-        let address = self.lane(&socket, progress)?;
-        let worker = Worker::new(&self.node.context).map_err(local)?;
+        let (worker, inbox) = (Worker::new(&self.node.context).map_err(local)?, Rc::<Inbox>::default());
+        let (theirs, windows) = if self.messages {
+            let taken = Rc::clone(&inbox);
+            worker.on_message(move |header, bytes| taken.take(header, bytes)).map_err(local)?;
+            (self.lane(&socket, &worker.address().map_err(local)?, progress)?, &[][..])
+        } else {
+            (self.lane(&socket, &[], progress)?, &self.windows[..])
+        };
         // SAFETY: it came from the process whose descriptor, with its UCX keys, came over the authenticated link.
-        let endpoint = unsafe { worker.connect(&address) };
+        let endpoint = unsafe { worker.connect(&theirs) };
         let endpoint =
             endpoint.map_err(|fault| TransferError::Unreachable(format!("no UCX lane to the peer: {fault}")))?;
         let mut keys = HashMap::new();
-        for (id, _, window) in &self.windows {
+        for (id, _, window) in windows {
             // SAFETY: it came in that descriptor.
             let key = unsafe { endpoint.key(&window.key) };
             keys.insert(*id, key.map_err(local)?);
         }
-        Ok(Link { keys, endpoint, worker, socket })
+        Ok(Link { keys, endpoint, worker, inbox, socket })
     }
 
-    /// Has the owner open a way in, and learns its address.
-    fn lane(&self, socket: &OwnedFd, progress: &Progress) -> Result<Vec<u8>, TransferError> {
-        let (pages, checksums) = (Vec::new(), Checksums::None);
-        let ask = proto::Request { op: Op::Lane, region: PROBE, token: self.door, limit_ms: 0, pages, checksums };
+    /// Has the owner open a worker, which knows `ours` if that is not empty, and learns its address.
+    fn lane(&self, socket: &OwnedFd, ours: &[u8], progress: &Progress) -> Result<Vec<u8>, TransferError> {
+        let (pages, checksums, limit_ms) = (Vec::new(), Checksums::None, ours.len() as u32);
+        let ask = proto::Request { op: Op::Lane, region: PROBE, token: self.door, limit_ms, pages, checksums };
         send(socket.as_fd(), &ask.encode(), progress)?;
+        send(socket.as_fd(), ours, progress)?;
         let len = answered(socket, progress)? as usize;
         if !(1..=ADDRESS_MAX).contains(&len) {
             return Err(Refusal::Malformed.into());
@@ -107,6 +109,13 @@ impl UcxWire {
         let mut address = vec![0; len];
         receive(socket.as_fd(), &mut address, progress)?;
         Ok(address)
+    }
+
+    /// The owner keeps the connection after a no, unless it did not know the token.
+    fn refused(&mut self, link: Link, error: TransferError) -> TransferError {
+        let kept = matches!(error, TransferError::Refused(refusal) if refusal != Refusal::UnknownGrant);
+        self.link = kept.then_some(link);
+        error
     }
 }
 
@@ -121,6 +130,16 @@ impl Wire for UcxWire {
             Some(link) => link,
             None => self.dial(progress)?,
         };
+        if self.messages {
+            return match (Talk { batch, progress, link: &link }).run() {
+                Ok(()) => {
+                    self.link = Some(link);
+                    Ok(())
+                }
+                Err(Failed::Before(error)) => Err(self.refused(link, error)),
+                Err(Failed::OnTheWay(error)) => Err(error),
+            };
+        }
         let key = link.keys.get(&batch.remote).ok_or(TransferError::Refused(Refusal::NoRegion))?;
         let promised = match batch.direction {
             Direction::Pull => Checksums::None,
@@ -128,12 +147,7 @@ impl Wire for UcxWire {
         };
         let begun = match Begun::ask(&link.socket, batch, promised, progress) {
             Ok(begun) => begun,
-            Err(error) => {
-                // Nothing was begun. The owner keeps the connection unless it did not know the token.
-                let kept = matches!(error, TransferError::Refused(refusal) if refusal != Refusal::UnknownGrant);
-                self.link = kept.then_some(link);
-                return Err(error);
-            }
+            Err(error) => return Err(self.refused(link, error)),
         };
         let known = self.node.memory(&batch.local);
         let mover = Mover { batch, progress, link: &link, key, base: window.base, len: *len, known: known.as_deref() };
