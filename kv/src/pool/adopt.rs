@@ -29,7 +29,7 @@ impl BlockPool {
         }
         // The parent must not be the block that makes room.
         if let Some(parent) = parent {
-            self.pin(parent);
+            self.hold(parent);
         }
         let slot = self.allocate();
         if let Some(slot) = slot {

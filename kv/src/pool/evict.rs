@@ -4,8 +4,11 @@
 
 use starling_ids::{BlockHash, TokenId};
 
-use super::{BlockPool, BlockSlot, BlockState, state::BlockCounts, state::Change};
+use super::{Block, BlockPool, BlockSlot, BlockState, state::BlockCounts, state::Change};
 use crate::{events::KvEvent, hash::SetDigest};
+
+/// Turns of the whole pool by which readers can delay a block's end.
+const TURNS_MAX: u32 = 3;
 
 /// A block that made room for another one. Its bytes are in its slot until the new owner writes there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +34,7 @@ impl BlockPool {
         self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Frees the longest unused leaf for another block.
+    /// Frees the leaf of least worth for another block.
     pub(super) fn make_room(&mut self) -> Option<BlockSlot> {
         let (_, slot) = self.leaves.first().copied()?;
         if self.evicted.is_some()
@@ -66,7 +69,7 @@ impl BlockPool {
         leaf
     }
 
-    /// Frees the longest unused leaf.
+    /// Frees the leaf of least worth.
     pub(super) fn evict_oldest(&mut self) -> Option<BlockSlot> {
         let (_, slot) = self.leaves.first().copied()?;
         self.evict(slot);
@@ -92,18 +95,24 @@ impl BlockPool {
         self.free.push(slot);
     }
 
+    /// When a block would have been used last if each doubling of its readers were a turn of the pool.
+    fn rank(&self, block: &Block) -> u64 {
+        let turns = (block.readers.saturating_add(1)).ilog2().min(TURNS_MAX);
+        block.used + u64::from(turns) * self.blocks.len() as u64
+    }
+
     /// Lists the block as a leaf if it is one.
     pub(super) fn list(&mut self, slot: BlockSlot) {
         let Some(block) = self.blocks.get(slot.0 as usize) else { return };
         if block.state == BlockState::Ready && block.children == 0 {
-            self.leaves.insert((block.used, slot));
+            self.leaves.insert((self.rank(block), slot));
         }
     }
 
-    /// Takes the block off the list, before its state, its children or its time change.
+    /// Takes the block off the list, before its state, its children, its readers or its time change.
     pub(super) fn unlist(&mut self, slot: BlockSlot) {
         if let Some(block) = self.blocks.get(slot.0 as usize) {
-            self.leaves.remove(&(block.used, slot));
+            self.leaves.remove(&(self.rank(block), slot));
         }
     }
 
@@ -142,7 +151,10 @@ impl BlockPool {
             equal("children", block.children as usize, children[index] as usize)?;
             let known = matches!(block.state, BlockState::Ready | BlockState::Pinned(_));
             equal("hash of a known block", usize::from(block.hash.is_some()), usize::from(known))?;
-            leaves += usize::from(block.state == BlockState::Ready && block.children == 0);
+            let leaf = block.state == BlockState::Ready && block.children == 0;
+            leaves += usize::from(leaf);
+            let listed = self.leaves.contains(&(self.rank(block), BlockSlot(index as u32)));
+            equal("a leaf under its rank", usize::from(listed), usize::from(leaf))?;
             let parent_unread = block.parent.is_some_and(|p| self.state(p) == BlockState::Ready);
             if parent_unread && matches!(block.state, BlockState::Pinned(_)) {
                 return Err(format!("block {index} is read, the block before it is not"));

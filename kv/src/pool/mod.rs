@@ -5,7 +5,10 @@
 //! asked for. Bounds: as many blocks as it was made with; each operation is O(log blocks) per block it names.
 //!
 //! Two rules carry the rest. A sequence that reads a block reads all blocks before it, so an unread block has no
-//! read child; and eviction takes leaves only, the longest unused first, so what is kept always hangs together.
+//! read child; and eviction takes leaves only, so what is kept always hangs together. Of the leaves the one with the oldest
+//! last use goes, where a block that was read again counts as used later than it was: one whole turn of the pool later for
+//! its first reader after the one that filled it, one more each time that their number has doubled, three at most. So a
+//! flood of prompts that never come back does not push out what does, and what was popular once does not stay for ever.
 
 mod adopt;
 mod evict;
@@ -60,6 +63,8 @@ struct Block {
     depth: u32,
     /// Logical time of its last use.
     used: u64,
+    /// Sequences that read it after the one that filled it.
+    readers: u32,
 }
 
 /// A fixed number of blocks and what is in them.
@@ -71,10 +76,10 @@ pub struct BlockPool {
     tokens: Vec<TokenId>,
     free: Vec<BlockSlot>,
     known: HashMap<BlockHash, BlockSlot, HashKeyed>,
-    /// Ready blocks without known children, the longest unused first.
+    /// Ready blocks without known children by their rank, the first to go first.
     leaves: BTreeSet<(u64, BlockSlot)>,
     counts: BlockCounts,
-    /// Rises with every release; stands for a clock.
+    /// Blocks given back so far; stands for a clock.
     tick: u64,
     digest: SetDigest,
     events: Vec<KvEvent>,
@@ -87,7 +92,8 @@ impl BlockPool {
     #[must_use]
     pub fn new(blocks: u32, block_tokens: usize) -> Self {
         let block_tokens = block_tokens.max(1);
-        let empty = Block { state: BlockState::Free, hash: None, parent: None, children: 0, depth: 0, used: 0 };
+        let empty =
+            Block { state: BlockState::Free, hash: None, parent: None, children: 0, depth: 0, used: 0, readers: 0 };
         Self {
             block_tokens,
             blocks: vec![empty; blocks as usize],
@@ -171,11 +177,19 @@ impl BlockPool {
 
     /// A reader more for a known block. The caller pins a chain from its first block on.
     pub fn pin(&mut self, slot: BlockSlot) {
+        self.hold(slot);
+        if let Some(block) = self.blocks.get_mut(slot.0 as usize) {
+            block.readers = block.readers.saturating_add(1);
+        }
+    }
+
+    /// A pin that says nothing of the block's worth.
+    fn hold(&mut self, slot: BlockSlot) {
         self.unlist(slot);
         self.change(slot, Change::Pin);
     }
 
-    /// A block to write, evicting the longest unused leaf when none is free; `None` when all are in use.
+    /// A block to write, evicting the leaf of least worth when none is free; `None` when all are in use.
     pub fn allocate(&mut self) -> Option<BlockSlot> {
         if self.free.is_empty() {
             self.make_room()?;
@@ -212,7 +226,7 @@ impl BlockPool {
 
     /// Gives a sequence's blocks back, in the order of the sequence. All carry the same time of last use.
     pub fn release_all(&mut self, slots: &[BlockSlot]) {
-        self.tick += 1;
+        self.tick += slots.len().max(1) as u64;
         for slot in slots.iter().rev() {
             self.give_back(*slot);
         }
@@ -220,7 +234,7 @@ impl BlockPool {
 
     /// Like [`BlockPool::release_all`], and forgets those that nobody else reads: their content is not to be trusted.
     pub fn discard_all(&mut self, slots: &[BlockSlot]) {
-        self.tick += 1;
+        self.tick += slots.len().max(1) as u64;
         for slot in slots.iter().rev() {
             self.give_back(*slot);
             self.forget(*slot);
@@ -264,7 +278,7 @@ impl BlockPool {
             parent.depth + 1
         });
         let block = &mut self.blocks[slot.0 as usize];
-        (block.hash, block.parent, block.depth) = (Some(key.hash), key.parent, depth);
+        (block.hash, block.parent, block.depth, block.readers) = (Some(key.hash), key.parent, depth, 0);
         let at = slot.0 as usize * self.block_tokens;
         self.tokens[at..at + self.block_tokens].copy_from_slice(key.tokens);
         self.known.insert(key.hash, slot);

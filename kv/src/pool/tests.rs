@@ -83,6 +83,37 @@ fn what_made_room_is_noted_with_its_content_when_asked_for() {
     pool.check().expect("whole");
 }
 
+/// Uses a prompt of its own, of two blocks, and gives it back.
+fn once(pool: &mut BlockPool, number: u32) {
+    let tokens: Vec<TokenId> = (0..8).map(|at| 1_000 + number * 8 + at).collect();
+    let (_, slots) = run(pool, &tokens).expect("room");
+    pool.release_all(&slots);
+}
+
+#[test]
+fn what_comes_back_outlives_a_flood_of_what_does_not_but_not_for_ever() {
+    let tokens: Vec<TokenId> = (0..8).collect();
+    let hashes = block_hashes(HashSeed(1), &tokens, BLOCK);
+    for (readers, survives) in [(0, 0), (1, 1), (3, 2), (7, 3), (1_000, 3)] {
+        let mut pool = BlockPool::new(16, BLOCK);
+        for _ in 0..=readers {
+            let (_, slots) = run(&mut pool, &tokens).expect("room");
+            pool.release_all(&slots);
+        }
+        // A turn is as many blocks as the pool has: eight such prompts. The first turn fills what is free.
+        let mut turns = 0;
+        for number in 0..80 {
+            once(&mut pool, number);
+            pool.check().expect("whole");
+            if pool.match_prefix(&hashes, &tokens).len() < 2 {
+                break;
+            }
+            turns = (number + 1) / 8;
+        }
+        assert_eq!(turns, survives, "after {readers} more readers");
+    }
+}
+
 #[test]
 fn a_collision_costs_a_miss() {
     let mut pool = BlockPool::new(4, BLOCK);

@@ -111,13 +111,8 @@ fn failed(fault: Fault) -> TransferError {
 
 /// UCX's options, by the names of its variables without `UCX_`. Without the second no lane over shared memory takes an
 /// endpoint whose peer may fail.
-fn options(config: &UcxConfig) -> [(&'static str, &str); 4] {
-    [
-        ("TLS", config.lanes.as_deref().unwrap_or(LANES)),
-        ("MM_ERROR_HANDLING", "y"),
-        ("POSIX_SEG_SIZE", PIECE_BYTES),
-        ("SYSV_SEG_SIZE", PIECE_BYTES),
-    ]
+fn options(config: &UcxConfig) -> [(&'static str, &str); 3] {
+    [("TLS", config.lanes.as_deref().unwrap_or(LANES)), ("MM_ERROR_HANDLING", "y"), ("MM_SEG_SIZE", PIECE_BYTES)]
 }
 
 impl Ucx {
