@@ -97,7 +97,7 @@ impl BlockPool {
 
     /// When a block would have been used last if each doubling of its readers were a turn of the pool.
     fn rank(&self, block: &Block) -> u64 {
-        let turns = (block.readers.saturating_add(1)).ilog2().min(TURNS_MAX);
+        let turns = block.readers.saturating_add(1).ilog2().min(TURNS_MAX);
         block.used + u64::from(turns) * self.blocks.len() as u64
     }
 
