@@ -163,11 +163,29 @@ impl BlockHasher {
     pub fn extend(&mut self, sequence: &[TokenId]) {
         let done = self.hashes.len() * self.block_tokens;
         let rest = sequence.get(done..).unwrap_or_default();
+        // Asked at each token of an answer: mostly there is nothing to do.
+        if rest.len() < self.block_tokens {
+            return;
+        }
+        if self.media.is_empty() && self.block_tokens == 16 {
+            self.extend_by_sixteen(rest);
+            return;
+        }
         self.hashes.reserve(rest.len() / self.block_tokens);
         for block in rest.chunks_exact(self.block_tokens) {
             let (parent, start) = (self.hashes.last().copied(), self.hashes.len() * self.block_tokens);
             self.hashes.push(media_block_hash(self.seed, parent, (start, block), &self.media));
         }
+    }
+
+    /// The usual case, with the hash before each block kept in registers.
+    fn extend_by_sixteen(&mut self, rest: &[TokenId]) {
+        let mut before = self.hashes.last().map_or(self.seed.0, |hash| hash.0);
+        let (blocks, _) = rest.as_chunks::<16>();
+        self.hashes.extend(blocks.iter().map(|block| {
+            before = sixteen::hash(before, block);
+            BlockHash(before)
+        }));
     }
 
     /// One hash per full block so far.

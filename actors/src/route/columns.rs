@@ -47,21 +47,27 @@ impl Lanes {
 #[derive(Debug, Default)]
 pub(super) struct Columns {
     /// Until the prompt tokens queued there are computed.
-    pub(super) queue: Vec<f64>,
+    queue: Vec<f64>,
     /// Computing one prompt token.
-    pub(super) prefill: Vec<f64>,
+    prefill: Vec<f64>,
     /// One step as it is now.
-    pub(super) step: Vec<f64>,
+    step: Vec<f64>,
     /// Tokens in one step, at least 1.
-    pub(super) step_tokens: Vec<f64>,
+    step_tokens: Vec<f64>,
     /// Waiting for a place in the batch, for each token of an answer.
-    pub(super) place: Vec<f64>,
+    place: Vec<f64>,
     /// What running answers lose by one prompt token.
-    pub(super) harm: Vec<f64>,
+    harm: Vec<f64>,
     /// KV blocks that are free, less than none when more are promised; plenty when they are not known.
-    pub(super) free: Vec<f64>,
+    free: Vec<f64>,
     /// Waiting for one KV block that is lacking, for each token of an answer.
-    pub(super) block: Vec<f64>,
+    block: Vec<f64>,
+    /// Prompt tokens queued there.
+    pub(super) queued: Vec<f64>,
+    /// KV blocks that it does not hold back and nobody holds or was promised; plenty when they are not known.
+    pub(super) unpromised: Vec<f64>,
+    /// Sequences that it would still take; any number of one that has nothing to do or does not say.
+    pub(super) room: Vec<u32>,
     /// Sequences.
     pub(super) in_flight: Vec<u32>,
     /// All of them.
@@ -70,32 +76,60 @@ pub(super) struct Columns {
     pub(super) keys: Vec<u64>,
 }
 
-/// The first so many entries, all of one length.
+/// One worker's entries, as far as the cost in milliseconds is made of them; see [`Columns`].
 #[derive(Debug, Clone, Copy)]
-pub(super) struct View<'a> {
-    pub(super) queue: &'a [f64],
-    pub(super) prefill: &'a [f64],
-    pub(super) step: &'a [f64],
-    pub(super) step_tokens: &'a [f64],
-    pub(super) place: &'a [f64],
-    pub(super) harm: &'a [f64],
-    pub(super) free: &'a [f64],
-    pub(super) block: &'a [f64],
+pub(super) struct Worker {
+    pub(super) queue: f64,
+    pub(super) prefill: f64,
+    pub(super) step: f64,
+    pub(super) step_tokens: f64,
+    pub(super) place: f64,
+    pub(super) harm: f64,
+    pub(super) free: f64,
+    pub(super) block: f64,
 }
 
 impl Columns {
-    /// The entries that the cost in milliseconds is made of, of at most so many workers.
-    pub(super) fn view(&self, width: usize) -> View<'_> {
-        let width = width.min(self.queue.len());
-        View {
-            queue: &self.queue[..width],
-            prefill: &self.prefill[..width],
-            step: &self.step[..width],
-            step_tokens: &self.step_tokens[..width],
-            place: &self.place[..width],
-            harm: &self.harm[..width],
-            free: &self.free[..width],
-            block: &self.block[..width],
+    /// One worker's entries.
+    pub(super) fn worker(&self, slot: Slot) -> Worker {
+        Worker {
+            queue: self.queue[slot],
+            prefill: self.prefill[slot],
+            step: self.step[slot],
+            step_tokens: self.step_tokens[slot],
+            place: self.place[slot],
+            harm: self.harm[slot],
+            free: self.free[slot],
+            block: self.block[slot],
+        }
+    }
+
+    /// The first so many entries of [`Worker::prefill`].
+    pub(super) fn prefill(&self, width: usize) -> &[f64] {
+        &self.prefill[..width]
+    }
+
+    /// Adds to each worker's sum what `of` says of it and of its number. At most as many of each as there are workers.
+    #[inline(always)]
+    pub(super) fn each(&self, sums: &mut [f64], numbers: &[u32], of: impl Fn(Worker, u32) -> f64) {
+        // Equal lengths known beforehand: then no bound is checked inside, and several go at a time.
+        let width = sums.len().min(numbers.len());
+        let (sums, numbers) = (&mut sums[..width], &numbers[..width]);
+        let (queue, prefill, step) = (&self.queue[..width], &self.prefill[..width], &self.step[..width]);
+        let (step_tokens, place) = (&self.step_tokens[..width], &self.place[..width]);
+        let (harm, free, block) = (&self.harm[..width], &self.free[..width], &self.block[..width]);
+        for at in 0..width {
+            let worker = Worker {
+                queue: queue[at],
+                prefill: prefill[at],
+                step: step[at],
+                step_tokens: step_tokens[at],
+                place: place[at],
+                harm: harm[at],
+                free: free[at],
+                block: block[at],
+            };
+            sums[at] += of(worker, numbers[at]);
         }
     }
 
@@ -109,10 +143,13 @@ impl Columns {
             &mut self.harm,
             &mut self.free,
             &mut self.block,
+            &mut self.queued,
         ] {
             column.push(0.0);
         }
         self.step_tokens.push(1.0);
+        self.unpromised.push(f64::MAX);
+        self.room.push(u32::MAX);
         self.in_flight.push(0);
         self.keys.push(0);
     }
@@ -122,6 +159,9 @@ impl Columns {
         let (in_flight, queued, taken) = load;
         self.in_flight_total = self.in_flight_total - u64::from(self.in_flight[slot]) + u64::from(in_flight);
         self.in_flight[slot] = in_flight;
+        let bound = places.sequences.saturating_add(places.waiting);
+        let any = places.sequences == 0 || in_flight == 0;
+        self.room[slot] = if any { u32::MAX } else { bound.saturating_sub(in_flight) };
         // Counts stay far below 2^52, where these conversions would start to round.
         let (in_flight, queued, taken) = (f64::from(in_flight), queued as f64, taken as f64);
         let sequences = f64::from(places.sequences);
@@ -131,6 +171,9 @@ impl Columns {
         let over = in_flight + 1.0 - sequences;
         let total = f64::from(places.blocks);
         let known = total > 0.0 && taken > 0.0;
+        self.queued[slot] = queued;
+        let kept = f64::from(places.blocks / 100);
+        self.unpromised[slot] = if any || places.blocks == 0 { f64::MAX } else { total - kept - taken };
         self.queue[slot] = queued * rates.prefill_ms_per_token + (queued / step_tokens).ceil() * step;
         self.prefill[slot] = rates.prefill_ms_per_token;
         self.step[slot] = step;

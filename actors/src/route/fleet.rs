@@ -103,6 +103,8 @@ pub struct Fleet {
     cooled: Duration,
     /// Workers with a role of their own.
     specialists: usize,
+    /// Workers whose blocks can be reached by others.
+    reachable: usize,
     /// Accounts with new rates since the rates were levelled.
     unlevelled: usize,
     /// Every worker's learned rates, as a sum.
@@ -159,6 +161,31 @@ impl Fleet {
         self.columns.in_flight[slot]
     }
 
+    /// Sequences that a worker would still take. One that has nothing to do is asked in any case.
+    #[must_use]
+    pub fn room(&self, slot: Slot) -> u32 {
+        self.columns.room[slot]
+    }
+
+    /// Whether every worker would take so many more sequences.
+    pub(super) fn all_have_room(&self, sequences: u32) -> bool {
+        // Counted to the end: several go at a time, and nearly always all of them do.
+        self.columns.room.iter().filter(|room| **room < sequences).count() == 0
+    }
+
+    /// True when every worker has so many blocks that nobody holds or waits for, whatever its queue takes; false says nothing.
+    pub(super) fn all_have_blocks(&self, blocks: u64, block_tokens: u32) -> bool {
+        // A little more than what is needed makes good what these sums round.
+        let (need, each) = (blocks as f64 + 2.0, 1.0 / f64::from(block_tokens.max(1)));
+        let columns = self.columns.unpromised.iter().zip(&self.columns.queued);
+        columns.filter(|(left, queued)| **left < **queued * each + need).count() == 0
+    }
+
+    /// Whether every slot's worker is sound and none cools.
+    pub(super) fn all_sound(&self, now: Duration) -> bool {
+        now >= self.cooled && self.standing.iter().filter(|standing| **standing != Standing::Sound).count() == 0
+    }
+
     /// Sequences on all workers.
     #[must_use]
     pub fn in_flight_total(&self) -> u64 {
@@ -175,6 +202,11 @@ impl Fleet {
     #[must_use]
     pub fn has_specialists(&self) -> bool {
         self.specialists > 0
+    }
+
+    /// Whether some worker's blocks can be reached by others.
+    pub(super) fn has_reachable(&self) -> bool {
+        self.reachable > 0
     }
 
     /// Whether a worker cools at `now`.
@@ -295,6 +327,8 @@ impl Fleet {
     /// Takes a worker's account.
     pub(super) fn hear(&mut self, slot: Slot, heard: Heard) {
         let before = self.heard[slot].rates;
+        self.reachable -= usize::from(self.heard[slot].link.block_bytes > 0);
+        self.reachable += usize::from(heard.link.block_bytes > 0);
         self.heard[slot] = heard;
         self.reported[slot] = true;
         if heard.rates != before {
@@ -336,6 +370,7 @@ impl Fleet {
         self.standing[slot] = Standing::Vacant;
         self.specialists -= usize::from(self.places[slot].role != Role::Both);
         self.places[slot] = Places::default();
+        self.reachable -= usize::from(self.heard[slot].link.block_bytes > 0);
         self.heard[slot] = Heard::default();
         self.reported[slot] = false;
         self.requests[slot] = 0;

@@ -78,9 +78,14 @@ impl Gate {
     /// Slots that may be given a request, with room or without, into `eligible`: sound ones that neither cool nor are cut off,
     /// or as a last resort all that take anything.
     pub(super) fn list(&self, fleet: &Fleet, now: Duration, last_resort: bool, eligible: &mut Vec<Slot>) {
+        eligible.clear();
+        // Nearly always: then nobody is looked at one by one.
+        if !last_resort && self.turned.is_empty() && fleet.all_sound(now) {
+            eligible.extend(0..fleet.width());
+            return;
+        }
         let cut_off = |slot: Slot| !self.turned.is_empty() && !self.breakers[slot].allows(now);
         let sound = |slot: Slot| fleet.standing[slot] == Standing::Sound && !fleet.cools(slot, now) && !cut_off(slot);
-        eligible.clear();
         eligible
             .extend((0..fleet.width()).filter(|slot| if last_resort { present(fleet, *slot) } else { sound(*slot) }));
     }
@@ -96,6 +101,10 @@ impl Gate {
         let Some(rooms) = &self.rooms else { return };
         if eligible.iter().any(|slot| self.is_open(rooms, fleet, *slot, now)) {
             let sequences = ask.choices.max(1);
+            let most = Need { sequences, blocks: missing(ask, 0).1 };
+            if now >= self.refusals_end && rooms.all_fit(fleet, most, self.block_tokens) {
+                return;
+            }
             let need = |slot: Slot| {
                 let blocks = if ask.overdue { 0 } else { missing(ask, hits.get(slot).copied().unwrap_or(0)).1 };
                 Need { sequences, blocks }

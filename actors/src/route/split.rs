@@ -190,8 +190,11 @@ fn role_rank(role: Role) -> u8 {
 struct Holders([Option<Slot>; 2]);
 
 impl Holders {
-    /// `None` when nobody has as much as is worth moving.
+    /// `None` when nobody has as much as is worth moving, or nobody's blocks can be reached.
     fn of(question: &Question<'_>) -> Option<Self> {
+        if !question.fleet.has_reachable() {
+            return None;
+        }
         let most = question.hits.iter().copied().max()?;
         if most * question.ask.block_tokens < SHORT_TOKENS {
             return None;

@@ -20,7 +20,7 @@ pub(super) type Prints = [Print; AHEAD];
 
 /// The prints of the first [`AHEAD`] blocks, each shown to `warm`.
 #[inline]
-pub(super) fn prints(hashes: &[BlockHash], warm: impl Fn(Print)) -> Prints {
+pub(super) fn prints<T>(hashes: &[BlockHash], warm: impl Fn(Print) -> T) -> Prints {
     let mut prints = Prints::default();
     for (print, hash) in prints.iter_mut().zip(hashes) {
         *print = Print::of(*hash);
@@ -38,10 +38,23 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
+    /// Fetches what tells whether a block with this print is a head.
+    #[inline]
+    pub(super) fn warm(&self, print: Print) {
+        self.heads.warm(print);
+    }
+
     /// Where a head is.
     #[inline]
     pub(super) fn head(&self, print: Print, hash: BlockHash) -> Option<Place> {
         self.heads.probe(print, |place| self.pages.hash(place) == hash)
+    }
+
+    /// Fetches what a walk from this head reads of its page.
+    pub(super) fn warm_piece(&self, hash: BlockHash, print: Print) {
+        let Some(place) = self.head(print, hash) else { return };
+        let (number, at) = split(place);
+        self.pages.get(number).warm_from(at);
     }
 
     /// Puts down new blocks that follow the last one put down, as many as are not heads and find room in its page: the

@@ -36,7 +36,8 @@ impl<T> ShortLock<T> {
         guard
     }
 
-    fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+    /// Without waiting: none while somebody writes.
+    pub(super) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
         match self.inner.try_read() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),

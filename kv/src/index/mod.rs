@@ -43,11 +43,14 @@ pub use place::{Cache, Holder, Match, Overlap, Tier};
 use registry::Registry;
 use shard::{LANES, Retired, Shard, Target};
 pub use sync::Bucket;
+use table::Print;
 
 /// Shards at most.
 const SHARDS_MAX: usize = 1024;
 /// Lanes of a shard that workers are given; the others serve while a lane is replaced.
 const LANES_GIVEN: usize = 60;
+/// Shards that a look-up fetches the beginnings of at once.
+const TOGETHER: usize = 8;
 /// Blocks written in one section.
 const QUANTUM: usize = 256;
 
@@ -221,14 +224,18 @@ impl PrefixIndex {
     /// How much of the chain's beginning each rank holds that holds any of it, in no order. `overlaps` is emptied first.
     pub fn overlaps(&self, chain: &[BlockHash], overlaps: &mut Vec<Overlap>) {
         overlaps.clear();
-        for (at, cell) in self.cells().enumerate() {
-            let shard = cell.read();
-            shard.walk(chain, u64::MAX, |lane, share| {
-                let generation = shard.lanes[lane].generation;
-                let holder = Holder { lane: (at * LANES + lane) as u32, generation };
-                let walk::Share { device, reach, host, disk } = share;
-                overlaps.push(Overlap { holder, device, reach, host, disk });
-            });
+        let used = self.used.load(Ordering::Acquire);
+        for (some, cells) in self.shards[..used].chunks(TOGETHER).enumerate() {
+            fetch_ahead(cells, chain);
+            for (at, cell) in cells.iter().enumerate() {
+                let Some(shard) = cell.get().map(|cell| cell.read()) else { continue };
+                let base = (some * TOGETHER + at) * LANES;
+                shard.walk(chain, u64::MAX, |lane, share| {
+                    let holder = Holder { lane: (base + lane) as u32, generation: shard.generations[lane] };
+                    let walk::Share { device, reach, host, disk } = share;
+                    overlaps.push(Overlap { holder, device, reach, host, disk });
+                });
+            }
         }
     }
 
@@ -359,6 +366,16 @@ impl PrefixIndex {
         let used = self.used.load(Ordering::Acquire);
         self.shards[..used].iter().filter_map(|cell| cell.get().map(|cell| &**cell))
     }
+}
+
+/// Fetches what a walk through each of these shards reads first, so that their waits overlap. A shard that is being written
+/// to is passed over.
+fn fetch_ahead(cells: &[OnceLock<Box<ShortLock<Shard>>>], chain: &[BlockHash]) {
+    let Some(first) = chain.first().filter(|_| cells.len() > 1) else { return };
+    let print = Print::of(*first);
+    let shards = || cells.iter().filter_map(|cell| cell.get()?.try_read());
+    shards().for_each(|shard| shard.blocks.warm(print));
+    shards().for_each(|shard| shard.blocks.warm_piece(*first, print));
 }
 
 /// Where a holder's blocks are.

@@ -51,6 +51,8 @@ pub(super) struct Page {
     pub(super) fill: u32,
     /// The page that was opened when this one was full; a hint.
     pub(super) next: u32,
+    /// The one that was full when this one was opened; a hint.
+    pub(super) last: u32,
     /// When it was opened, in pages opened before.
     pub(super) born: u32,
     pub(super) lower: Option<Box<Lower>>,
@@ -67,6 +69,7 @@ impl Page {
             touched: AtomicU64::new(0),
             fill: 0,
             next: NONE,
+            last: NONE,
             born,
             lower: None,
         }
@@ -77,6 +80,14 @@ impl Page {
         self.hashes.chunks(4).for_each(|line| prefetch(&line[0]));
         self.device.chunks(8).for_each(|line| prefetch(&line[0]));
         prefetch(&self.links);
+    }
+
+    /// Fetches what a look-up reads of a page from a place on.
+    pub(super) fn warm_from(&self, at: usize) {
+        self.device[at..].chunks(8).for_each(|line| prefetch(&line[0]));
+        prefetch(&self.all);
+        prefetch(&self.links);
+        prefetch(&self.hashes[PAGE - 1]);
     }
 
     /// True when this place is in use and holds this block.
@@ -292,6 +303,9 @@ impl Pages {
             }
         };
         let last = std::mem::replace(&mut self.open, number);
+        if let Some(page) = self.get_mut(number) {
+            page.last = last;
+        }
         match self.get_mut(last) {
             Some(page) if page.live == 0 => self.free_page(last),
             Some(page) => page.next = number,

@@ -26,8 +26,6 @@ pub(super) struct Ledger {
 
 #[derive(Debug, Default)]
 pub(super) struct Lane {
-    /// Counts the uses of the lane.
-    pub(super) generation: u32,
     pub(super) ledgers: [Ledger; 3],
     /// Where the blocks are that it holds on any tier; after it was given up, until it has been swept, those it held.
     pub(super) table: Table,
@@ -38,6 +36,8 @@ pub(super) struct Lane {
 pub(super) struct Shard {
     pub(super) blocks: Blocks,
     pub(super) lanes: Vec<Lane>,
+    /// Counts the uses of each lane; beside each other, for a look-up reads many.
+    pub(super) generations: Vec<u32>,
     /// Lanes that look-ups see.
     pub(super) active: u64,
     /// Lanes that are being filled.
@@ -77,7 +77,7 @@ impl Shard {
     }
 
     pub(super) fn lane(&self, lane: usize, generation: u32) -> Result<&Lane, Retired> {
-        self.lanes.get(lane).filter(|found| found.generation == generation).ok_or(Retired)
+        self.lanes.get(lane).filter(|_| self.generations[lane] == generation).ok_or(Retired)
     }
 
     /// Takes an unused lane, seen by look-ups or hidden; none when all are in use.
@@ -89,10 +89,11 @@ impl Shard {
         let lane = ones(free(self)).next()?;
         while self.lanes.len() <= lane {
             self.lanes.push(Lane::default());
+            self.generations.push(0);
         }
         let set = if seen { &mut self.active } else { &mut self.hidden };
         *set |= 1 << lane;
-        Some((lane, self.lanes[lane].generation))
+        Some((lane, self.generations[lane]))
     }
 
     /// A hidden lane is seen from now on.
@@ -104,9 +105,9 @@ impl Shard {
     /// Gives a lane up and all it holds; how many pairs that were. Costs nothing in proportion to them here: upkeep sweeps.
     pub(super) fn retire(&mut self, lane: usize) -> usize {
         let Some(found) = self.lanes.get_mut(lane) else { return 0 };
-        let generation = found.generation.wrapping_add(1);
+        self.generations[lane] = self.generations[lane].wrapping_add(1);
         let table = std::mem::take(&mut found.table);
-        let gone = std::mem::replace(found, Lane { generation, table, ..Lane::default() });
+        let gone = std::mem::replace(found, Lane { table, ..Lane::default() });
         let of = |tier: Tier| gone.ledgers[tier as usize].blocks;
         let (device, lower) = (of(Tier::Device), of(Tier::Host) + of(Tier::Disk));
         self.pairs -= device + lower;
@@ -141,13 +142,15 @@ impl Shard {
     }
 
     fn store_chain(&mut self, target: Target, mut before: Option<Place>, chain: &[BlockHash]) -> usize {
-        let table = &self.lanes[target.lane].table;
-        let mut ahead = prints(chain, |print| table.warm(print));
+        let (table, blocks) = (&self.lanes[target.lane].table, &self.blocks);
+        let warm = |print| (table.warm(print), blocks.warm(print));
+        let mut ahead = prints(chain, warm);
         let mut added = 0;
         for (at, some) in chain.chunks(AHEAD).enumerate() {
             let now = ahead;
-            let table = &self.lanes[target.lane].table;
-            ahead = prints(chain.get((at + 1) * AHEAD..).unwrap_or_default(), |print| table.warm(print));
+            let (table, blocks) = (&self.lanes[target.lane].table, &self.blocks);
+            let warm = |print| (table.warm(print), blocks.warm(print));
+            ahead = prints(chain.get((at + 1) * AHEAD..).unwrap_or_default(), warm);
             added += self.store_some(target, &mut before, some, &now[..some.len()]);
         }
         self.lanes[target.lane].ledgers[target.tier as usize].blocks += added;
@@ -270,7 +273,10 @@ impl Shard {
             let Some(place) = near.or_else(|| blocks.in_table(table, *print, *hash)) else { continue };
             let (number, at) = split(place);
             if last.is_none_or(|last| split(last).0 != number) {
-                blocks.pages.get(number).warm();
+                let page = blocks.pages.get(number);
+                page.warm();
+                // Mostly it goes on there: the tail of a chain leaves first.
+                blocks.pages.get(page.last).warm();
             }
             *last = Some(place);
             let Some(page) = blocks.pages.get_mut(number) else { continue };

@@ -6,7 +6,7 @@
 
 use super::{Question, Scorer, shared::Shared};
 use crate::route::{
-    columns::{Columns, View},
+    columns::{Columns, Worker},
     desk::Ask,
     fleet::{Fleet, Slot},
 };
@@ -47,12 +47,14 @@ pub struct Terms {
 impl Terms {
     /// Until the first token.
     #[must_use]
+    #[inline(always)]
     pub fn first_token(&self) -> f64 {
         self.queue + self.prefill + self.place + self.blocks
     }
 
     /// Their sum.
     #[must_use]
+    #[inline(always)]
     pub fn total(&self) -> f64 {
         self.first_token() + self.harm - self.shared
     }
@@ -66,7 +68,7 @@ pub(in crate::route) fn by_its_account(fleet: &Fleet, slot: Slot, missed: u32, a
     alone.widen();
     alone.refresh(0, fleet.rates[slot], fleet.places[slot], load);
     let request = Request { answer: answer.max(1.0), harm: 0.0, blocks: 0.0 };
-    request.judge(alone.view(1), 0, f64::from(missed), 0.0).first_token()
+    request.judge(alone.worker(0), f64::from(missed), 0.0).first_token()
 }
 
 /// What of a request is the same on every worker.
@@ -89,23 +91,29 @@ impl Request {
     }
 
     /// On a worker that lacks `missed` tokens of the prompt and holds `hits` blocks of it. No branch and no call, so that a
-    /// column of workers is judged several at a time.
-    #[inline]
-    fn judge(self, columns: View<'_>, slot: Slot, missed: f64, hits: f64) -> Terms {
-        let lacking = (self.blocks - hits).max(0.0) - columns.free[slot];
+    /// column of workers is judged several at a time; inlined by force, or the columns are gone through one by one.
+    #[inline(always)]
+    fn judge(self, worker: Worker, missed: f64, hits: f64) -> Terms {
+        let lacking = larger(self.blocks - hits, 0.0) - worker.free;
         Terms {
-            queue: columns.queue[slot],
-            prefill: missed * columns.prefill[slot] + round_up(missed / columns.step_tokens[slot]) * columns.step[slot],
-            place: columns.place[slot] * self.answer,
-            blocks: lacking.max(0.0) * columns.block[slot] * self.answer,
-            harm: columns.harm[slot] * missed * self.harm,
+            queue: worker.queue,
+            prefill: missed * worker.prefill + round_up(missed / worker.step_tokens) * worker.step,
+            place: worker.place * self.answer,
+            blocks: larger(lacking, 0.0) * worker.block * self.answer,
+            harm: worker.harm * missed * self.harm,
             shared: 0.0,
         }
     }
 }
 
+/// The larger of two numbers; one instruction for several, where [`f64::max`] also looks for what is no number.
+#[inline(always)]
+fn larger(a: f64, b: f64) -> f64 {
+    if a > b { a } else { b }
+}
+
 /// The next whole number, of one from 0 to 2^51; [`f64::ceil`] is a call on the oldest x86-64 processors.
-#[inline]
+#[inline(always)]
 fn round_up(number: f64) -> f64 {
     // Beyond 2^52 there are no halves, so the sum is rounded to a whole number.
     const WHOLE: f64 = (1u64 << 52) as f64;
@@ -131,9 +139,9 @@ impl Cost {
     pub fn judge(&self, question: &Question<'_>, slot: Slot) -> Terms {
         let request = Request::of(question.ask, self.harm);
         let (missed, hits) = (f64::from(question.missed_tokens(slot)), f64::from(question.hits[slot]));
-        let columns = question.fleet.columns.view(usize::MAX);
+        let worker = question.fleet.columns.worker(slot);
         let shared = self.shared.spared(question.hits[slot]) * f64::from(question.ask.block_tokens);
-        Terms { shared: shared * columns.prefill[slot], ..request.judge(columns, slot, missed, hits) }
+        Terms { shared: shared * worker.prefill, ..request.judge(worker, missed, hits) }
     }
 }
 
@@ -153,20 +161,19 @@ impl Scorer for Cost {
     fn add(&self, question: &Question<'_>, weight: f64, costs: &mut [f64]) {
         let request = Request::of(question.ask, self.harm);
         let (prompt, block) = (f64::from(question.ask.prompt_tokens), f64::from(question.ask.block_tokens));
-        // Equal lengths known beforehand: then no bound is checked inside.
         let width = costs.len().min(question.fleet.width()).min(question.hits.len());
-        let columns = question.fleet.columns.view(width);
-        for (slot, (cost, hits)) in costs[..width].iter_mut().zip(&question.hits[..width]).enumerate() {
+        let (costs, hits) = (&mut costs[..width], &question.hits[..width]);
+        let lacks = |hits: f64| larger(prompt - hits * block, 1.0);
+        question.fleet.columns.each(costs, hits, |worker, hits| {
             // The last token is always computed, for what follows it.
-            let hits = f64::from(*hits);
-            let missed = (prompt - hits * block).max(1.0);
-            *cost += weight * request.judge(columns, slot, missed, hits).total();
-        }
-        if self.shared.is_empty() {
-            return;
-        }
-        for (slot, (cost, hits)) in costs[..width].iter_mut().zip(&question.hits[..width]).enumerate() {
-            *cost -= weight * self.shared.spared(*hits) * block * columns.prefill[slot];
+            let hits = f64::from(hits);
+            weight * request.judge(worker, lacks(hits), hits).total()
+        });
+        if !self.shared.is_empty() {
+            let prefill = question.fleet.columns.prefill(width);
+            for ((cost, hits), prefill) in costs.iter_mut().zip(hits).zip(prefill) {
+                *cost -= weight * self.shared.spared(*hits) * block * prefill;
+            }
         }
     }
 

@@ -25,6 +25,7 @@ pub use cost::Cost;
 pub(super) use cost::by_its_account;
 pub use dynamo::{Dynamo, DynamoWeights};
 pub use filters::{Excluded, Needed, Pinned, Revised, Selected, Tainted, Topology};
+use pickers::FEW;
 pub use pickers::{Fairest, Lowest, Softmin, TwoDraws};
 pub use plain::{AnyOf, Far, Fill, KvUse, LeastLoaded, Missing, Turns};
 
@@ -142,13 +143,23 @@ impl Scratch {
     /// Puts the cheapest of the last choice into `best` with their costs, cheapest first.
     pub fn cheapest(&self, count: usize, best: &mut Vec<(Slot, f64)>) {
         best.clear();
-        for (slot, cost) in self.slots.iter().zip(&self.left) {
-            if best.len() == count && best.last().is_some_and(|(_, worst)| cost >= worst) {
+        if count == 0 {
+            return;
+        }
+        for (slots, costs) in self.slots.chunks(FEW).zip(self.left.chunks(FEW)) {
+            // Hardly any is better than those found so far: most are passed over together.
+            let worst = best.get(count - 1).map_or(f64::INFINITY, |(_, worst)| *worst);
+            if best.len() == count && costs.iter().filter(|cost| **cost < worst || cost.is_nan()).count() == 0 {
                 continue;
             }
-            let at = best.partition_point(|(_, better)| better <= cost);
-            best.insert(at, (*slot, *cost));
-            best.truncate(count);
+            for (slot, cost) in slots.iter().zip(costs) {
+                if best.len() == count && best.last().is_some_and(|(_, worst)| cost >= worst) {
+                    continue;
+                }
+                let at = best.partition_point(|(_, better)| better <= cost);
+                best.insert(at, (*slot, *cost));
+                best.truncate(count);
+            }
         }
     }
 }
@@ -195,7 +206,12 @@ impl Policy {
             scorer.add(question, *weight, costs);
         }
         left.clear();
-        left.extend(slots.iter().map(|slot| costs[*slot]));
+        if slots.len() == costs.len() && slots.iter().enumerate().filter(|(at, slot)| at != *slot).count() == 0 {
+            // All of them, in their order.
+            left.extend_from_slice(costs);
+        } else {
+            left.extend(slots.iter().map(|slot| costs[*slot]));
+        }
         let (slot, near_equals) = self.picker.pick(question, slots, left);
         Some(Choice { slot, cost: costs[slot], near_equals })
     }

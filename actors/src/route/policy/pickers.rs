@@ -3,6 +3,9 @@
 use super::{Params, Picker, PolicyError, Question, mix};
 use crate::route::fleet::Slot;
 
+/// Costs that are looked at together.
+pub(super) const FEW: usize = 16;
+
 /// The lowest cost; a draw among equals.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Lowest;
@@ -63,24 +66,37 @@ impl Picker for TwoDraws {
 fn lowest(costs: &[f64]) -> Option<usize> {
     // First the value, several at a time, then its place.
     let least = |a: f64, b: &f64| if *b < a { *b } else { a };
-    let mut lanes = [f64::INFINITY; 4];
-    let (fours, rest) = costs.as_chunks::<4>();
-    for four in fours {
-        for (lane, cost) in lanes.iter_mut().zip(four) {
+    let mut lanes = [f64::INFINITY; 8];
+    let (eights, rest) = costs.as_chunks::<8>();
+    for eight in eights {
+        for (lane, cost) in lanes.iter_mut().zip(eight) {
             *lane = least(*lane, cost);
         }
     }
     let low = lanes.iter().chain(rest).fold(f64::INFINITY, least);
-    costs.iter().position(|cost| *cost <= low)
+    let there = |costs: &[f64]| costs.iter().filter(|cost| **cost <= low).count() > 0;
+    let at = costs.chunks(FEW).position(there)? * FEW;
+    costs[at..].iter().position(|cost| *cost <= low).map(|more| at + more)
 }
 
 /// The one of lowest rank among those whose cost is within the limit, and how many those are.
-fn pick_among(slots: &[Slot], costs: &[f64], limit: f64, rank: impl Fn(Slot) -> u64) -> (Slot, usize) {
-    let mut near = slots.iter().zip(costs).filter(|(_, cost)| **cost <= limit).map(|(slot, _)| *slot);
-    let Some(first) = near.next() else { return (slots.first().copied().unwrap_or_default(), slots.len()) };
-    let ranked = |(best, count): ((u64, Slot), usize), slot: Slot| (best.min((rank(slot), slot)), count + 1);
-    let ((_, slot), count) = near.fold(((rank(first), first), 1), ranked);
-    (slot, count)
+fn pick_among<R: Ord>(slots: &[Slot], costs: &[f64], limit: f64, rank: impl Fn(Slot) -> R) -> (Slot, usize) {
+    let mut best: Option<(R, Slot)> = None;
+    let mut count = 0;
+    for (slots, costs) in slots.chunks(FEW).zip(costs.chunks(FEW)) {
+        // Hardly any are near: most are passed over together.
+        if costs.iter().filter(|cost| **cost <= limit).count() == 0 {
+            continue;
+        }
+        for (slot, _) in slots.iter().zip(costs).filter(|(_, cost)| **cost <= limit) {
+            let one = (rank(*slot), *slot);
+            count += 1;
+            if best.as_ref().is_none_or(|best| one < *best) {
+                best = Some(one);
+            }
+        }
+    }
+    best.map_or_else(|| (slots.first().copied().unwrap_or_default(), slots.len()), |(_, slot)| (slot, count))
 }
 
 /// `{ name = "softmin", temperature = 0.1 }`: drawn, cheaper ones more often: each with a probability that falls by a factor of

@@ -3,69 +3,112 @@
 //! Where a few hold such a prefix, everything that begins with it is drawn to them, and they stay the few. But one more
 //! copy is computed once and serves all who come to that worker later, so the request that computes it should bear a
 //! share only: a block that n workers hold counts as [`HOLDERS`]/n of itself. What one or two hold, a conversation,
-//! counts in full. Called by the cost. Pure. Bounds: [`LEVELS`] depths.
+//! counts in full. Called by the cost. Pure. Bounds: [`LEVELS`] depths; tables as long as the deepest hit, at most
+//! [`DEEPEST`] blocks.
 
 /// Holders up to which a block counts in full.
 const HOLDERS: f64 = 2.0;
 /// Depths told apart; what is deeper than the last and not one of them counts as that deep.
 const LEVELS: usize = 16;
+/// Blocks after which deeper hits are not told apart.
+const DEEPEST: u32 = 1 << 20;
 
-/// The depths at which holders of a prompt end, ascending.
+/// The depths at which holders of a prompt end.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Shared {
-    /// Depth in blocks; at first the workers that hold just so much, then the blocks up to there that need not be paid for.
-    levels: Vec<(u32, f64)>,
+    /// Workers that hold just so much, by depth in blocks; all zero between prompts.
+    counts: Vec<u32>,
+    /// Depths that somebody holds, bit by bit; none between prompts.
+    held: Vec<u64>,
+    /// Of these, the ones told apart.
+    told: Vec<u64>,
+    /// Depth and the workers that hold so much or more, descending.
+    levels: Vec<(u32, u32)>,
+    /// What is spared at each depth before the last level; none when nothing is.
+    table: Vec<f64>,
 }
 
 impl Shared {
-    /// Looks at a prompt's hits, a worker each.
+    /// Looks at a prompt's hits, a worker each. Gone through by depth, not sorted: a decision among thousands spends its time here.
     pub(super) fn learn(&mut self, hits: &[u32]) {
-        let levels = &mut self.levels;
-        levels.clear();
-        for hit in hits.iter().copied().filter(|hit| *hit > 0) {
-            let at = levels.partition_point(|(depth, _)| *depth < hit);
-            if levels.get(at).is_some_and(|(depth, _)| *depth == hit) {
-                levels[at].1 += 1.0;
-            } else if levels.len() < LEVELS {
-                levels.insert(at, (hit, 1.0));
-            } else if let Some((_, holders)) = at.checked_sub(1).and_then(|less| levels.get_mut(less)) {
-                // As if it held a little less.
-                *holders += 1.0;
+        self.count(hits);
+        self.level();
+        self.tabulate();
+    }
+
+    fn count(&mut self, hits: &[u32]) {
+        let Self { counts, held, told, .. } = self;
+        let mut room = LEVELS;
+        for hit in hits {
+            let at = (*hit).min(DEEPEST) as usize;
+            if at >= counts.len() {
+                held.resize(at / 64 + 1, 0);
+                told.resize(at / 64 + 1, 0);
+                counts.resize(held.len() * 64, 0);
             }
+            if counts[at] == 0 && at > 0 {
+                held[at / 64] |= 1 << (at % 64);
+                told[at / 64] |= u64::from(room > 0) << (at % 64);
+                room = room.saturating_sub(1);
+            }
+            counts[at] += 1;
         }
-        // Who holds more holds all that is before it.
-        let mut holders = 0.0;
-        for (_, level) in levels.iter_mut().rev() {
-            holders += *level;
-            *level = holders;
+        if let Some(nothing) = counts.first_mut() {
+            *nothing = 0;
         }
-        let (mut before, mut spared) = (0, 0.0);
-        for (depth, level) in levels.iter_mut() {
-            spared += f64::from(*depth - before) * (1.0 - (HOLDERS / *level).min(1.0));
-            (before, *level) = (*depth, spared);
+    }
+
+    /// Who holds more holds all that is before it, so what is not told apart counts as a little less.
+    fn level(&mut self) {
+        let Self { counts, held, told, levels, .. } = self;
+        levels.clear();
+        let mut holders = 0;
+        for (word, (held, told)) in held.iter_mut().zip(told).enumerate().rev() {
+            while *held != 0 {
+                let bit = 63 - held.leading_zeros() as usize;
+                holders += std::mem::take(&mut counts[word * 64 + bit]);
+                if *told >> bit & 1 == 1 {
+                    levels.push(((word * 64 + bit) as u32, holders));
+                }
+                *held &= !(1 << bit);
+            }
+            *told = 0;
         }
-        if spared <= 0.0 {
-            levels.clear();
+    }
+
+    /// Works out what is spared at each depth, so that a worker's is looked up, not searched for.
+    fn tabulate(&mut self) {
+        let Self { levels, table, .. } = self;
+        table.clear();
+        let mut spared = [0.0; LEVELS + 1];
+        let (mut before, mut sum) = (0, 0.0);
+        for (at, (depth, holders)) in levels.iter().rev().enumerate() {
+            sum += f64::from(*depth - before) * (1.0 - (HOLDERS / f64::from(*holders)).min(1.0));
+            (before, spared[at + 1]) = (*depth, sum);
+        }
+        if sum > 0.0 {
+            for ((depth, _), up_to) in levels.iter().rev().zip(spared) {
+                table.resize(*depth as usize, sum - up_to);
+            }
         }
     }
 
     /// Whether nothing is shared by many.
     pub(super) fn is_empty(&self) -> bool {
-        self.levels.is_empty()
+        self.table.is_empty()
     }
 
     /// Blocks that a worker with so many would have to compute, but not to pay for.
+    #[inline]
     pub(super) fn spared(&self, hit: u32) -> f64 {
-        let up_to = |hit: u32| {
-            let at = self.levels.partition_point(|(depth, _)| *depth <= hit);
-            at.checked_sub(1).map_or(0.0, |at| self.levels[at].1)
-        };
-        self.levels.last().map_or(0.0, |(_, all)| all - up_to(hit))
+        self.table.get(hit as usize).copied().unwrap_or(0.0)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn of(hits: &[u32]) -> Shared {
@@ -87,6 +130,45 @@ mod tests {
         let shared = of(&[0, 32, 32, 32, 32, 32, 32, 32, 64]);
         assert!((shared.spared(0) - 32.0 * 0.75).abs() < 1e-9, "{shared:?}");
         assert_eq!((shared.spared(32), shared.spared(64)), (0.0, 0.0));
+    }
+
+    /// The same, worker by worker and with a search for each.
+    fn plain(hits: &[u32]) -> Vec<(u32, f64)> {
+        let mut levels: Vec<(u32, f64)> = Vec::new();
+        for hit in hits.iter().copied().filter(|hit| *hit > 0) {
+            let at = levels.partition_point(|(depth, _)| *depth < hit);
+            if levels.get(at).is_some_and(|(depth, _)| *depth == hit) {
+                levels[at].1 += 1.0;
+            } else if levels.len() < LEVELS {
+                levels.insert(at, (hit, 1.0));
+            } else if let Some((_, holders)) = at.checked_sub(1).and_then(|less| levels.get_mut(less)) {
+                *holders += 1.0;
+            }
+        }
+        let holders: Vec<f64> = (0..levels.len()).map(|at| levels[at..].iter().map(|(_, n)| n).sum()).collect();
+        let (mut before, mut spared) = (0, 0.0);
+        for ((depth, level), holders) in levels.iter_mut().zip(holders) {
+            spared += f64::from(*depth - before) * (1.0 - (HOLDERS / holders).min(1.0));
+            (before, *level) = (*depth, spared);
+        }
+        levels
+    }
+
+    proptest! {
+        #[test]
+        fn equals_the_plain_way(prompts in prop::collection::vec(prop::collection::vec(0u32..40, 0..60), 1..4)) {
+            let mut shared = Shared::default();
+            for hits in prompts {
+                shared.learn(&hits);
+                let levels = plain(&hits);
+                let all = levels.last().map_or(0.0, |(_, all)| *all);
+                for hit in 0..50 {
+                    let at = levels.partition_point(|(depth, _)| *depth <= hit);
+                    let up_to = at.checked_sub(1).map_or(0.0, |at| levels[at].1);
+                    prop_assert_eq!(shared.spared(hit).to_bits(), (all - up_to).to_bits());
+                }
+            }
+        }
     }
 
     #[test]

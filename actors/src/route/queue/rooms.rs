@@ -57,13 +57,20 @@ impl Rooms {
     /// Whether a worker would take so much more. One that has nothing to do is asked in any case.
     #[must_use]
     pub fn fits(&self, fleet: &Fleet, slot: Slot, need: Need, block_tokens: u32) -> bool {
-        let places = fleet.places[slot];
-        let in_flight = fleet.in_flight(slot);
-        if places.sequences == 0 || in_flight == 0 {
+        let room = fleet.room(slot);
+        // One that would take any number is asked in any case.
+        if room == u32::MAX {
             return true;
         }
-        in_flight.saturating_add(need.sequences) <= places.sequences.saturating_add(places.waiting)
-            && (need.blocks == 0 || need.blocks <= self.blocks_left(fleet, slot, block_tokens))
+        room >= need.sequences && (need.blocks == 0 || need.blocks <= self.blocks_left(fleet, slot, block_tokens))
+    }
+
+    /// True when every worker would take so much; false says nothing. Nearly always it is true, and worked out for several
+    /// workers at a time.
+    pub(in crate::route) fn all_fit(&self, fleet: &Fleet, need: Need, block_tokens: u32) -> bool {
+        (self.kv_percent == 0 || self.kv_percent >= 100)
+            && fleet.all_have_room(need.sequences)
+            && (self.kv_percent == 0 || fleet.all_have_blocks(need.blocks, block_tokens))
     }
 
     /// KV blocks that may still be promised on a worker. It keeps one in a hundred free itself.
