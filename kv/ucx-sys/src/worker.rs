@@ -25,8 +25,10 @@ use crate::{
 /// The number by which UCX knows this crate's one kind of message.
 pub(crate) const MESSAGE: c_uint = 1;
 
+type Take = dyn Fn(&[u8], &[u8]);
+
 /// Who takes messages: their header and their bytes.
-struct Taker(Box<dyn Fn(&[u8], &[u8])>);
+struct Taker(Box<Take>);
 
 impl fmt::Debug for Taker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
