@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 use starling_engine::{FinishReason, ModelCard, SampledToken, SamplingParams, StopParams};
 use starling_ids::{AttemptId, BlockHash, Incarnation, ModelId, RequestId, TokenId, WorkerId};
+use starling_kv::hash::HashSeed;
 use thiserror::Error;
 
 use crate::route::{
@@ -29,6 +30,9 @@ pub struct GenerateSpec {
     pub logprobs: Option<u8>,
     /// Cache salt: requests of different salts never share blocks.
     pub cache_salt: Option<String>,
+    /// The LoRA adapter to compute with; `None` for the model as it is. Requests of different adapters never share blocks.
+    #[serde(default)]
+    pub adapter: Option<String>,
     /// What each answer has said, when a request that broke on another worker goes on here; empty for a new one.
     #[serde(default)]
     pub so_far: Vec<SoFar>,
@@ -44,6 +48,12 @@ pub struct SoFar {
 }
 
 impl GenerateSpec {
+    /// Seeds the hashes of its blocks, from the seed of the model's card.
+    #[must_use]
+    pub fn hash_seed(&self, card: HashSeed) -> HashSeed {
+        card.scoped(self.adapter.as_deref(), self.cache_salt.as_deref())
+    }
+
     /// What an answer has said, and whether more of it is wanted.
     #[must_use]
     pub fn begun(&self, choice: u32) -> (&[TokenId], bool) {
@@ -232,6 +242,18 @@ pub struct RouteReply {
     pub receipt: Option<Receipt>,
 }
 
+/// Adapters that could have been asked for: as many as a sentence bears.
+fn others(known: &[String]) -> String {
+    const NAMED: usize = 8;
+    match known.len() {
+        0 => "it has none".to_owned(),
+        count => {
+            let more = if count > NAMED { format!(" and {} more", count - NAMED) } else { String::new() };
+            format!("it has {}{more}", known[..count.min(NAMED)].join(", "))
+        }
+    }
+}
+
 /// A model that can be asked for now: at least one worker serves it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedModel {
@@ -247,6 +269,16 @@ pub enum GenerateError {
     /// No worker serves this model.
     #[error("the model `{0}` does not exist or is not served now")]
     UnknownModel(ModelId),
+    /// No worker of the model has this adapter.
+    #[error("the model `{model}` has no adapter `{adapter}`; {}", others(.known))]
+    UnknownAdapter {
+        /// The model.
+        model: ModelId,
+        /// What was asked for.
+        adapter: String,
+        /// Adapters that it has, sorted.
+        known: Vec<String>,
+    },
     /// The request is wrong.
     #[error("{message}")]
     Invalid {

@@ -394,6 +394,7 @@ pub(crate) fn spec(prompt: Vec<TokenId>, tokens_max: u32) -> GenerateSpec {
         stop: StopParams { tokens_max, tokens_min: 0, token_ids: Vec::new(), ignore_eos: true },
         logprobs: None,
         cache_salt: None,
+        adapter: None,
         so_far: Vec::new(),
     }
 }

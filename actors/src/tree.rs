@@ -64,6 +64,17 @@ pub struct WorkerRole {
     pub duty: Role,
 }
 
+/// What the engines of a node have and do beside the model itself.
+#[derive(Debug, Clone, Default)]
+pub struct EngineManner {
+    /// They tell nothing of their blocks; routers guess them from what they gave where.
+    pub kv_silent: bool,
+    /// What is wrong with simulated ones from the beginning.
+    pub fault: EngineFault,
+    /// LoRA adapters that they have.
+    pub adapters: Vec<String>,
+}
+
 /// Which parts of the cast a node runs.
 #[derive(Clone, Default)]
 pub struct NodeOptions {
@@ -75,10 +86,8 @@ pub struct NodeOptions {
     pub policy: PolicyConfig,
     /// Tiers below each worker's device. Of the disk: the folder above those of the workers, and the bytes of each.
     pub tiers: TierOptions,
-    /// Workers tell nothing of their blocks; routers guess them from what they gave where.
-    pub kv_silent: bool,
-    /// What is wrong with its simulated engines from the beginning.
-    pub fault: EngineFault,
+    /// What its engines have and do beside the model itself.
+    pub engine: EngineManner,
     /// How blocks move between processes.
     pub ways: Ways,
     /// Who waits, and for how long, while every worker is taken.
@@ -128,7 +137,7 @@ impl Node {
         let (workers, shard, supervisors) = (Vec::new(), None, Vec::new());
         let mut node = Self { mesh: mesh.clone(), client, workers, shard, supervisors };
         if let Some(role) = options.worker {
-            node.start_workers(role, (&options.tiers, options.kv_silent, options.fault), options.ways).await?;
+            node.start_workers(role, (&options.tiers, options.engine.clone()), options.ways).await?;
         }
         if let Some(knowledge) = knowledge {
             let NodeOptions { policy, queue, spread, joins, .. } = options;
@@ -254,7 +263,7 @@ impl Node {
     async fn start_workers(
         &mut self,
         role: WorkerRole,
-        (tiers, silent, fault): (&TierOptions, bool, EngineFault),
+        (tiers, manner): (&TierOptions, EngineManner),
         ways: Ways,
     ) -> Result<(), NodeError> {
         let supervisor = self.mesh.supervisor().child_supervisor("workers", Policy::default()).await?;
@@ -266,7 +275,7 @@ impl Node {
         supervisor.add(child("transfer", "transfer-agent", Restart::Permanent, &handle, make)).await?;
         for index in 0..role.count {
             let shared =
-                WorkerShared::new(&self.mesh, index, &role, (Some(bundle), &agent), (tiers.clone(), silent, fault));
+                WorkerShared::new(&self.mesh, index, &role, (Some(bundle), &agent), (tiers.clone(), manner.clone()));
             self.workers.push(shared.clone());
             let handle = shared.handle().clone();
             let make = move || (Worker, shared.clone());

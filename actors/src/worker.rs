@@ -55,10 +55,11 @@ use crate::{
     route::{
         catalog::SILENT,
         split::{KvLink, Role},
+        wishes::ADAPTER,
     },
     seat::{Seat, Seated},
     transfer_agent::{AgentShared, KvDoor},
-    tree::WorkerRole,
+    tree::{EngineManner, WorkerRole},
 };
 pub(crate) use blocks::{Blocks, Lent, Returns, Watch};
 pub(crate) use forward::InFlightGuard;
@@ -89,6 +90,8 @@ pub struct WorkerShared {
     tiers: TierOptions,
     /// Its blocks are not told to routers, which guess them instead.
     silent: bool,
+    /// LoRA adapters that it has.
+    adapters: Vec<String>,
     /// What is wrong with its engine on command; only a simulated one has it.
     faults: Option<FaultSwitch>,
     pub(crate) seat: Arc<Seat<Port>>,
@@ -119,11 +122,12 @@ impl WorkerShared {
         index: u16,
         role: &WorkerRole,
         (bundle, agent): (Option<BlobDigest>, &Arc<AgentShared>),
-        (mut tiers, kv_silent, fault): (TierOptions, bool, Fault),
+        (mut tiers, manner): (TierOptions, EngineManner),
     ) -> Arc<Self> {
         if let Some(disk) = &mut tiers.disk {
             disk.folder.push(format!("worker-{index}"));
         }
+        let EngineManner { kv_silent, fault, adapters } = manner;
         let faults = (role.engine == SIMULATED).then(FaultSwitch::default);
         if let Some(switch) = &faults {
             switch.set(fault);
@@ -137,6 +141,7 @@ impl WorkerShared {
             engine: role.engine.clone(),
             tiers,
             silent: kv_silent,
+            adapters,
             faults,
             seat: Arc::default(),
             draining: AtomicBool::new(false),
@@ -248,6 +253,7 @@ impl WorkerShared {
         labels.insert("engine".to_owned(), self.engine.clone());
         labels.insert("role".to_owned(), self.duty().to_string());
         labels.insert("epoch".to_owned(), self.epoch.load(Ordering::Relaxed).to_string());
+        labels.extend(self.adapters.iter().map(|name| (format!("{ADAPTER}{name}"), "yes".to_owned())));
         if self.silent {
             labels.insert(SILENT.to_owned(), "off".to_owned());
         }

@@ -15,6 +15,7 @@ use starling_actors::generate::GenerateError;
 use thiserror::Error;
 
 use crate::{
+    manner::ADAPTER,
     openai::{json, validate::ValidateError},
     prompt::PromptError,
     text::FrameFault,
@@ -186,6 +187,7 @@ fn generate_row(error: &GenerateError) -> Row {
     let client = |status, code, param: Option<&str>| (status, code, param.map(str::to_owned), None);
     match error {
         GenerateError::UnknownModel(_) => client(StatusCode::NOT_FOUND, "model_not_found", Some("model")),
+        GenerateError::UnknownAdapter { .. } => client(StatusCode::NOT_FOUND, "adapter_not_found", Some(ADAPTER)),
         GenerateError::Invalid { param, .. } => client(StatusCode::BAD_REQUEST, "invalid_value", param.as_deref()),
         GenerateError::ContextLength { .. } => client(StatusCode::BAD_REQUEST, "context_length_exceeded", None),
         GenerateError::Overloaded { retry_after_ms } => {
@@ -279,6 +281,7 @@ mod tests {
         let model = ModelId::new("m").expect("good");
         let worker = WorkerId { node: NodeId::new("n").expect("good"), index: 0 };
         let table = [
+            (GenerateError::UnknownAdapter { model: model.clone(), adapter: "a".into(), known: Vec::new() }, 404),
             (GenerateError::UnknownModel(model), 404),
             (GenerateError::Invalid { message: String::new(), param: None }, 400),
             (GenerateError::ContextLength { prompt: 2, context: 1 }, 400),

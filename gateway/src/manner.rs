@@ -20,13 +20,15 @@ pub(crate) const SELECT: &str = "x-starling-select";
 pub(crate) const TOLERATE: &str = "x-starling-tolerate";
 /// Only workers of this revision of the model, by their label `revision`.
 pub(crate) const REVISION: &str = "x-starling-revision";
+/// The LoRA adapter to compute with; only workers that have it.
+pub(crate) const ADAPTER: &str = "x-starling-adapter";
 /// `1`: the decision is told in the reply, under the same name.
 pub(crate) const RECEIPT: &str = "x-starling-receipt";
 
 /// Longest session name, bytes.
 const SESSION_BYTES_MAX: usize = 256;
-/// Longest name of a revision, bytes.
-const REVISION_BYTES_MAX: usize = 128;
+/// Longest name of a revision or an adapter, bytes.
+const NAME_BYTES_MAX: usize = 128;
 /// Taints that one request may name.
 const TAINTS_MAX: usize = 16;
 
@@ -35,6 +37,7 @@ const TAINTS_MAX: usize = 16;
 pub(crate) struct Manner {
     pub(crate) session: Option<String>,
     pub(crate) wishes: Wishes,
+    pub(crate) adapter: Option<String>,
 }
 
 impl Manner {
@@ -57,10 +60,8 @@ impl Manner {
                 return Err(wrong(TOLERATE, format!("names 1 to {TAINTS_MAX} taints, joined by commas")));
             }
         }
-        wishes.revision = text(headers, REVISION)?.map(str::to_owned);
-        if wishes.revision.as_ref().is_some_and(|name| !(1..=REVISION_BYTES_MAX).contains(&name.len())) {
-            return Err(wrong(REVISION, format!("has 1 to {REVISION_BYTES_MAX} bytes")));
-        }
+        wishes.revision = name(headers, REVISION)?;
+        let adapter = name(headers, ADAPTER)?;
         wishes.receipt = match text(headers, RECEIPT)? {
             None | Some("0") => false,
             Some("1") => true,
@@ -75,13 +76,20 @@ impl Manner {
                 rule: format!("has 1 to {SESSION_BYTES_MAX} bytes"),
             })
         });
-        Ok(Self { session: session.transpose()?, wishes })
+        Ok(Self { session: session.transpose()?, wishes, adapter })
     }
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a str>, HttpFault> {
     let Some(value) = headers.get(name) else { return Ok(None) };
     value.to_str().map(|text| Some(text.trim())).map_err(|_| wrong(name, "is ASCII text".to_owned()))
+}
+
+/// A name of which every caller may ask for.
+fn name(headers: &HeaderMap, header: &'static str) -> Result<Option<String>, HttpFault> {
+    let Some(name) = text(headers, header)? else { return Ok(None) };
+    let good = (1..=NAME_BYTES_MAX).contains(&name.len());
+    good.then(|| Some(name.to_owned())).ok_or_else(|| wrong(header, format!("has 1 to {NAME_BYTES_MAX} bytes")))
 }
 
 fn worker(text: &str) -> Result<WorkerId, HttpFault> {

@@ -70,6 +70,7 @@ impl Run {
         let slips = specs.iter().filter(|_| start.manner.wishes.receipt).map(|_| Slip::default());
         let slips: Vec<Slip> = slips.collect();
         let calls = specs.into_iter().enumerate().map(|(index, spec)| {
+            let spec = GenerateSpec { adapter: start.manner.adapter.clone(), ..spec };
             start.backend.generate(Call {
                 request: start.names.request,
                 spec,

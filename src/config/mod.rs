@@ -10,7 +10,10 @@ pub mod settings;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
-use starling_actors::route::{policy::PolicyConfig, queue::QueueConfig, split::Role};
+use starling_actors::{
+    route::{policy::PolicyConfig, queue::QueueConfig, split::Role},
+    tree::EngineManner,
+};
 use starling_engine::{Activations, EngineKind, KernelChoice, simulated::faults::Fault};
 use starling_ids::{ModelId, NodeId};
 use starling_kv::transport::TransportKind;
@@ -147,10 +150,8 @@ pub struct Config {
     pub queue: QueueConfig,
     /// What its workers are for.
     pub worker_role: Role,
-    /// Its workers tell nothing of their blocks.
-    pub kv_silent: bool,
-    /// What is wrong with its simulated engines.
-    pub fault: Fault,
+    /// What its engines have and do beside the model itself.
+    pub manner: EngineManner,
     /// File with the API keys of the gateway; `None` leaves the API open.
     pub api_keys_file: Option<PathBuf>,
     /// Members to join by, `host:port` or `file:path`.
@@ -222,8 +223,7 @@ impl Config {
             session_header: read.session_header()?,
             queue: read.queue()?,
             worker_role: read.parsed("worker-role")?.unwrap_or_default(),
-            kv_silent: read.kv_silent()?,
-            fault: read.parsed("fault")?.unwrap_or_default(),
+            manner: read.manner()?,
             api_keys_file: read.path("api-keys-file")?,
             seeds: read.seeds()?,
             labels: read.labels()?,
@@ -249,7 +249,12 @@ impl Config {
         {
             return wrong("bind and advertise are of different families: both IPv4 or both IPv6");
         }
-        if self.fault != Fault::None && self.engine != EngineKind::Simulated {
+        if !self.manner.adapters.is_empty() && self.engine != EngineKind::Simulated {
+            return wrong(
+                "the embedded engine has no adapters: give --engine simulated as well, or leave --adapters out",
+            );
+        }
+        if self.manner.fault != Fault::None && self.engine != EngineKind::Simulated {
             return wrong(
                 "only the simulated engine has faults on command: give --engine simulated as well, or leave --fault out",
             );
@@ -349,10 +354,14 @@ mod tests {
 
     #[test]
     fn faults_are_for_the_simulated_engine_alone() {
-        let flags = [("engine", "simulated"), ("fault", "slow=2.5"), ("kv-events", "off")];
-        let config = typed(false, &flags).unwrap();
-        assert_eq!((config.fault, config.kv_silent), (Fault::Slow(2.5), true));
-        assert_eq!(typed(false, &[("engine", "simulated")]).unwrap().fault, Fault::None);
+        let flags = [("engine", "simulated"), ("fault", "slow=2.5"), ("kv-events", "off"), ("adapters", "law, poems")];
+        let manner = typed(false, &flags).unwrap().manner;
+        assert_eq!((manner.fault, manner.kv_silent), (Fault::Slow(2.5), true));
+        assert_eq!(manner.adapters, ["law", "poems"]);
+        let manner = typed(false, &[("engine", "simulated")]).unwrap().manner;
+        assert_eq!((manner.fault, manner.adapters.len()), (Fault::None, 0));
+        let refused = typed(false, &[("engine", "embedded"), ("adapters", "law")]);
+        assert!(refused.unwrap_err().to_string().contains("no adapters"));
         let refused = typed(false, &[("engine", "embedded"), ("fault", "hang")]).and_then(Config::validate);
         assert!(refused.unwrap_err().to_string().contains("--engine simulated"));
     }
@@ -375,6 +384,7 @@ mod tests {
             ("kv-transport", "mem"),
             ("kv-events", "maybe"),
             ("fault", "slow=1"),
+            ("adapters", "law,,poems"),
             ("name", "Not A Name"),
             ("seeds", "host-without-port"),
             ("label", "=north"),

@@ -9,9 +9,12 @@ use super::{
     layers::{Layered, Value},
     settings::setting,
 };
-use starling_actors::route::{
-    policy::{PolicyConfig, PolicyError, Table},
-    queue::{Order, QueueConfig},
+use starling_actors::{
+    route::{
+        policy::{PolicyConfig, PolicyError, Table},
+        queue::{Order, QueueConfig},
+    },
+    tree::EngineManner,
 };
 use starling_cluster::{discovery::LABEL_MAX, membership::Seeds};
 use starling_engine::{Activations, EngineKind, KernelChoice};
@@ -156,13 +159,21 @@ impl Reader<'_> {
         Ok(QueueConfig { places, tenant_places, wait_ms_max, order, ..QueueConfig::default() })
     }
 
-    /// Whether workers keep to themselves what they hold.
-    pub(super) fn kv_silent(&self) -> Result<bool, ConfigError> {
-        match self.value("kv-events").map_or("on", |value| value.text.as_str()) {
-            "on" => Ok(false),
-            "off" => Ok(true),
-            _ => Err(self.wrong("kv-events")),
+    /// What engines have and do beside the model.
+    pub(super) fn manner(&self) -> Result<EngineManner, ConfigError> {
+        let kv_silent = match self.value("kv-events").map_or("on", |value| value.text.as_str()) {
+            "on" => false,
+            "off" => true,
+            _ => return Err(self.wrong("kv-events")),
+        };
+        let names = self.value("adapters").map_or("", |value| value.text.as_str());
+        let names = names.split(',').map(str::trim).filter(|_| !names.trim().is_empty());
+        let adapters: Vec<String> = names.map(str::to_owned).collect();
+        let good = |name: &String| (1..=128).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
+        if adapters.len() > 64 || !adapters.iter().all(good) {
+            return Err(self.wrong("adapters"));
         }
+        Ok(EngineManner { kv_silent, fault: self.parsed("fault")?.unwrap_or_default(), adapters })
     }
 
     /// Which roles.

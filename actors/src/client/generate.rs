@@ -42,6 +42,10 @@ fn card(inner: &Inner, spec: &GenerateSpec) -> Result<ModelCard, GenerateError> 
             GenerateError::UnknownModel(name)
         });
     };
+    if let Some(adapter) = spec.adapter.as_ref().filter(|adapter| !model.adapters().contains(adapter.as_str())) {
+        let known = model.adapters().into_iter().map(str::to_owned).collect();
+        return Err(GenerateError::UnknownAdapter { model: spec.model.clone(), adapter: adapter.clone(), known });
+    }
     let context = model.card.context_length as usize;
     let prompt = spec.prompt.len();
     if prompt >= context {

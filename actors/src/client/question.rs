@@ -21,7 +21,7 @@ pub(super) struct Hashing {
 
 impl Hashing {
     pub(super) fn of(spec: &GenerateSpec, card: &ModelCard) -> Self {
-        let seed = card.hash_seed.scoped(None, spec.cache_salt.as_deref());
+        let seed = spec.hash_seed(card.hash_seed);
         Self { seed, block_tokens: (card.block_tokens as usize).max(1) }
     }
 
@@ -41,7 +41,7 @@ impl Hashing {
             may_wait: true,
             begun: false,
             weight: call.weight,
-            wishes: Wishes { receipt: call.slip.is_some(), ..call.wishes.clone() },
+            wishes: Wishes { receipt: call.slip.is_some(), adapter: spec.adapter.clone(), ..call.wishes.clone() },
         }
     }
 

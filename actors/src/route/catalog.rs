@@ -16,7 +16,11 @@ use starling_cluster::{
 use starling_engine::{Capabilities, EngineLimits, ModelCard};
 use starling_ids::{Incarnation, ModelId, NodeId, WorkerId};
 
-use super::{split::Role, spread::PARTS_MAX, wishes::Labels};
+use super::{
+    split::Role,
+    spread::PARTS_MAX,
+    wishes::{ADAPTER, Labels},
+};
 use crate::names;
 
 /// A worker's label, of the value `off`, that says that it tells nothing of its blocks.
@@ -60,6 +64,15 @@ pub struct CatalogModel {
     pub bundle: Option<BlobDigest>,
     /// Sorted by id, at least one.
     pub workers: Vec<CatalogWorker>,
+}
+
+impl CatalogModel {
+    /// LoRA adapters that some worker of it has.
+    #[must_use]
+    pub fn adapters(&self) -> BTreeSet<&str> {
+        let labels = self.workers.iter().flat_map(|worker| worker.labels.keys());
+        labels.filter_map(|key| key.strip_prefix(ADAPTER)).collect()
+    }
 }
 
 /// All that can be asked for now.

@@ -17,6 +17,8 @@ pub const TERMS_MAX: usize = 16;
 pub const SELECTOR_BYTES_MAX: usize = 512;
 /// The label that tells which weights a worker has of its model.
 pub const REVISION: &str = "revision";
+/// A label of this beginning tells by the rest of its name which LoRA adapter a worker has.
+pub const ADAPTER: &str = "adapter.";
 /// A label with this beginning keeps requests away that do not tolerate it by the rest of its name.
 pub const TAINT: &str = "taint.";
 
@@ -34,6 +36,9 @@ pub struct Wishes {
     /// Only workers of this revision of the model, by their label [`REVISION`].
     #[serde(default)]
     pub revision: Option<String>,
+    /// Only workers that have this LoRA adapter, by a label that begins with [`ADAPTER`].
+    #[serde(default)]
+    pub adapter: Option<String>,
 }
 
 impl Wishes {
@@ -44,13 +49,14 @@ impl Wishes {
         said.extend(self.worker.as_ref().map(|worker| format!("is {worker}")));
         said.extend((!self.select.is_empty()).then(|| format!("has the labels {:?}", self.select)));
         said.extend(self.revision.as_ref().map(|revision| format!("has revision {revision:?} of it")));
+        said.extend(self.adapter.as_ref().map(|adapter| format!("has its adapter {adapter:?}")));
         (!said.is_empty()).then(|| said.join(" and "))
     }
 
     /// Whether it is for some workers only.
     #[must_use]
     pub fn limit(&self) -> bool {
-        self.worker.is_some() || !self.select.is_empty() || self.revision.is_some()
+        self.worker.is_some() || !self.select.is_empty() || self.revision.is_some() || self.adapter.is_some()
     }
 
     /// Whether a worker of these labels may have the request, as far as wishes go.
@@ -59,6 +65,7 @@ impl Wishes {
         self.worker.as_ref().is_none_or(|wanted| wanted == worker)
             && self.tolerates(labels)
             && self.revised(labels)
+            && self.adapted(labels)
             && (self.select.is_empty() || Selector::parse(&self.select).is_ok_and(|selector| selector.fits(labels)))
     }
 
@@ -66,6 +73,13 @@ impl Wishes {
     #[must_use]
     pub fn revised(&self, labels: &Labels) -> bool {
         self.revision.is_none() || labels.get(REVISION) == self.revision.as_ref()
+    }
+
+    /// Whether a worker of these labels has the adapter that is asked for, if one is.
+    #[must_use]
+    pub fn adapted(&self, labels: &Labels) -> bool {
+        let has = |name: &String| labels.keys().any(|key| key.strip_prefix(ADAPTER) == Some(name));
+        self.adapter.as_ref().is_none_or(has)
     }
 
     /// Whether every taint among these labels is borne.
@@ -181,6 +195,11 @@ mod tests {
         let bears = Wishes { tolerate: vec!["batch".to_owned()], select: "zone=north".to_owned(), ..open.clone() };
         assert!(bears.allow(&worker(0), &tainted) && !bears.allow(&worker(0), &Labels::new()));
         assert!(Wishes { tolerate: vec!["*".to_owned()], ..open.clone() }.allow(&worker(0), &tainted));
+        let adapter = labels(&[("adapter.law", "yes"), ("adapterless", "yes")]);
+        let wants = |name: &str| Wishes { adapter: Some(name.to_owned()), ..open.clone() };
+        assert!(open.allow(&worker(0), &adapter) && wants("law").allow(&worker(0), &adapter));
+        assert!(!wants("less").allow(&worker(0), &adapter) && !wants("law").allow(&worker(0), &Labels::new()));
+        assert!(wants("law").limit() && wants("law").limits().expect("limits").contains("law"));
         let pinned = Wishes { worker: Some(worker(1)), ..open };
         assert!(pinned.allow(&worker(1), &Labels::new()) && !pinned.allow(&worker(0), &Labels::new()));
         assert!(pinned.limits().expect("limits").contains("n/1"));

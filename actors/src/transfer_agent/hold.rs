@@ -133,7 +133,7 @@ fn admit(shared: &Arc<WorkerShared>, body: &[u8]) -> Result<(Held, oneshot::Rece
     let reply = rmp_serde::to_vec(&KvOpened { ticket, memory })
         .map_err(|error| Fault::new(FaultKind::Internal, format!("the reply could not be encoded: {error}")))?;
     let tokens: Arc<[TokenId]> = ask.spec.prompt.as_slice().into();
-    let seed = card.hash_seed.scoped(None, ask.spec.cache_salt.as_deref());
+    let seed = ask.spec.hash_seed(card.hash_seed);
     let block_tokens = card.block_tokens as usize;
     let held = Held { port, kv, agent, region, ask, tokens, ticket: guard, in_flight, seed, block_tokens };
     Ok((held, ended, reply.into()))

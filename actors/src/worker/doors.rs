@@ -92,7 +92,7 @@ async fn admit(shared: &Arc<WorkerShared>, context: &Context, body: &[u8]) -> Re
     let key = port.key();
     let (sender, outbox) = mpsc::channel(outbox_frames(shared, &request.spec));
     let cancel = CancelGuard { port: port.clone(), key, ended: false };
-    let seed = shared.model.card().hash_seed.scoped(None, request.spec.cache_salt.as_deref());
+    let seed = request.spec.hash_seed(shared.model.card().hash_seed);
     let may_move = request.may_move && port.kv.get().is_some();
     let spec = match begin(shared, &port, context, request, (seed, key, &sender))? {
         Begin::Here(spec) => *spec,
@@ -200,6 +200,9 @@ fn check(shared: &WorkerShared, request: &WorkerRequest) -> Result<Arc<Port>, Fa
     if spec.model != shared.model.card().id {
         let served = &shared.model.card().id;
         return Err(Fault::new(FaultKind::NotFound, format!("`{}` is not served here, `{served}` is", spec.model)));
+    }
+    if let Some(adapter) = spec.adapter.as_ref().filter(|name| !shared.adapters.contains(name)) {
+        return Err(Fault::new(FaultKind::NotFound, format!("worker {} has no adapter `{adapter}`", shared.id)));
     }
     if !(1..=CHOICES_MAX).contains(&spec.choices) {
         return Err(invalid(format!("{} choices; 1 to {CHOICES_MAX} are possible", spec.choices), "n"));

@@ -205,6 +205,7 @@ pub fn spec(
     }
     Ok(GenerateSpec {
         so_far: Vec::new(),
+        adapter: None,
         model: card.id.clone(),
         prompt,
         choices: params.choices,

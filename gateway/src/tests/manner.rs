@@ -75,6 +75,8 @@ async fn wishes_need_a_scope_and_are_never_ignored() {
         ("key-without", "x-starling-receipt", "1", 200),
         ("key-without", "x-starling-receipt", "yes", 400),
         ("key-without", "x-starling-revision", "", 400),
+        ("key-without", "x-starling-adapter", "", 400),
+        ("key-without", "x-starling-adapter", "law", 200),
         ("key-without", "x-starling-revision", "2026-11", 200),
     ] {
         let bearer = format!("Bearer {key}");

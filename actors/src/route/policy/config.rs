@@ -16,9 +16,9 @@ use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AnyOf, Cost, Dynamo, DynamoWeights, Excluded, Fairest, Far, Fill, Filter, KvUse, LeastLoaded, Lowest, Missing,
-    Needed, Params, Picker, Pinned, Policy, PolicyError, PrefixHash, Revised, Scorer, Selected, Session, Softmin,
-    Table, Tainted, Topology, Turns, TwoDraws, Value, params::list,
+    Adapted, AnyOf, Cost, Dynamo, DynamoWeights, Excluded, Fairest, Far, Fill, Filter, KvUse, LeastLoaded, Lowest,
+    Missing, Needed, Params, Picker, Pinned, Policy, PolicyError, PrefixHash, Revised, Scorer, Selected, Session,
+    Softmin, Table, Tainted, Topology, Turns, TwoDraws, Value, params::list,
 };
 
 /// The presets.
@@ -290,6 +290,7 @@ impl PolicyConfig {
             Box::new(Pinned::default()),
             Box::new(Selected::default()),
             Box::new(Revised::default()),
+            Box::new(Adapted::default()),
             Box::new(Tainted::default()),
         ];
         for (at, part) in self.filters.iter().enumerate() {

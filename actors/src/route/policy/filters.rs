@@ -1,6 +1,6 @@
 //! Who may not have a request.
 //!
-//! The first five stand in every policy: [`Excluded`], [`Pinned`], [`Selected`], [`Revised`], [`Tainted`]. The others are asked for in the
+//! The first six stand in every policy: [`Excluded`], [`Pinned`], [`Selected`], [`Revised`], [`Adapted`], [`Tainted`]. The others are asked for in the
 //! configuration. What depends on labels alone is judged once for each set of labels, not for each worker.
 
 use super::{Filter, Params, PolicyError, Question};
@@ -90,6 +90,29 @@ impl Filter for Revised {
         let Some(wishes) = question.ask.wishes.filter(|wishes| wishes.revision.is_some()) else { return false };
         self.fits.clear();
         self.fits.extend(question.fleet.label_sets().map(|set| wishes.revised(set)));
+        self.fits.contains(&false)
+    }
+
+    fn keeps(&self, question: &Question<'_>, slot: Slot) -> bool {
+        self.fits.get(question.fleet.label_set(slot)).copied().unwrap_or(false)
+    }
+}
+
+/// Workers that lack the LoRA adapter that the request asks for.
+#[derive(Debug, Clone, Default)]
+pub struct Adapted {
+    fits: Vec<bool>,
+}
+
+impl Filter for Adapted {
+    fn name(&self) -> &'static str {
+        "adapted"
+    }
+
+    fn prepare(&mut self, question: &Question<'_>) -> bool {
+        let Some(wishes) = question.ask.wishes.filter(|wishes| wishes.adapter.is_some()) else { return false };
+        self.fits.clear();
+        self.fits.extend(question.fleet.label_sets().map(|set| wishes.adapted(set)));
         self.fits.contains(&false)
     }
 

@@ -24,7 +24,7 @@ pub use affinity::{PrefixHash, Session};
 pub use cost::Cost;
 pub(super) use cost::by_its_account;
 pub use dynamo::{Dynamo, DynamoWeights};
-pub use filters::{Excluded, Needed, Pinned, Revised, Selected, Tainted, Topology};
+pub use filters::{Adapted, Excluded, Needed, Pinned, Revised, Selected, Tainted, Topology};
 use pickers::FEW;
 pub use pickers::{Fairest, Lowest, Softmin, TwoDraws};
 pub use plain::{AnyOf, Far, Fill, KvUse, LeastLoaded, Missing, Turns};

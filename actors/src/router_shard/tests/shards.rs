@@ -8,9 +8,10 @@ use starling_ids::{ModelId, NodeId, RequestId};
 
 use crate::{
     client::Call,
+    generate::GenerateSpec,
     route::{slots::rank, split::Role, spread::SpreadRule},
     testing::{Rig, TestModel, all, eventually, prompt, spec, within},
-    tree::{NodeOptions, WorkerRole},
+    tree::{EngineManner, NodeOptions, WorkerRole},
 };
 
 /// A node's name of this beginning that comes before all `others` for the model's only slot.
@@ -126,9 +127,10 @@ async fn a_hot_model_is_decided_by_two_shards_and_by_one_again_when_it_is_calm()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prompts_of_workers_that_tell_nothing_of_their_blocks_find_their_way_back() {
+    let engine = EngineManner { kv_silent: true, ..EngineManner::default() };
     let role =
         WorkerRole { model: Arc::new(TestModel::slow(1)), engine: "test".to_owned(), count: 3, duty: Role::Both };
-    let options = NodeOptions { worker: Some(role), router: true, kv_silent: true, ..NodeOptions::default() };
+    let options = NodeOptions { worker: Some(role), router: true, engine, ..NodeOptions::default() };
     let rig = Rig::begin("silent-workers", options, Vec::new()).await;
     within("ready", rig.node.ready()).await;
     eventually("heard and listed", || rig.node.heard() == 3 && routers(&rig) == 1).await;
@@ -139,5 +141,38 @@ async fn prompts_of_workers_that_tell_nothing_of_their_blocks_find_their_way_bac
     for kind in 0..KNOWN {
         assert!(ask_known(&rig, kind).await.0 >= 160);
     }
+    rig.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_for_an_adapter_go_to_those_that_have_it_and_share_no_block_with_others() {
+    let rig = Rig::ready("adapters-none", TestModel::slow(1), 2).await;
+    let role =
+        WorkerRole { model: Arc::new(TestModel::slow(1)), engine: "test".to_owned(), count: 1, duty: Role::Both };
+    let engine = EngineManner { adapters: vec!["law".to_owned()], ..EngineManner::default() };
+    let options = NodeOptions { worker: Some(role), engine, ..NodeOptions::default() };
+    let has = Rig::begin("adapters-law", options, vec![rig.mesh.address().to_string()]).await;
+    within("ready", has.node.ready()).await;
+    eventually("all heard", || rig.node.heard() == 3).await;
+    let asked = |adapter: &str, kind| GenerateSpec { adapter: Some(adapter.to_owned()), ..spec(prompt(kind, 161), 2) };
+    for kind in 0..6 {
+        let stream = rig.generate(asked("law", kind)).await.expect("accepted");
+        assert_eq!(stream.worker.node.as_str(), "adapters-law");
+        all(stream).await.expect("an answer");
+    }
+    // The same prompt without the adapter finds nothing of it, wherever it goes; with it, all of it.
+    eventually("indexed", || rig.node.indexed_blocks() == 60).await;
+    let cached = async |spec| {
+        let frames = rig.complete(spec).await.expect("an answer");
+        frames.iter().filter_map(|frame| frame.cached_tokens).sum::<u32>()
+    };
+    assert_eq!(cached(spec(prompt(0, 161), 2)).await, 0);
+    assert_eq!(cached(asked("law", 0)).await, 160);
+    let nobody = rig.generate(asked("poems", 0)).await.map(drop).expect_err("nobody has it");
+    assert_eq!(nobody.to_string(), "the model `test` has no adapter `poems`; it has law");
+    has.end().await;
+    eventually("it is gone", || rig.node.heard() == 2).await;
+    let nobody = rig.generate(asked("law", 0)).await.map(drop).expect_err("nobody has it any more");
+    assert!(nobody.to_string().ends_with("it has none"), "{nobody}");
     rig.end().await;
 }
