@@ -112,7 +112,9 @@ impl IndexerState {
             catalog.workers().map(|(_, worker)| (&worker.id, worker.incarnation)).collect();
         let knowledge = &self.args.knowledge;
         self.following.retain(|worker, (incarnation, task)| {
-            let stays = wanted.get(worker) == Some(incarnation);
+            // One that is only out of reach goes on where it was: links come back within seconds, or gossip says that it is dead.
+            let cut_off = || catalog.cut_off.contains(&(worker.clone(), *incarnation));
+            let stays = wanted.get(worker) == Some(incarnation) || cut_off();
             if !stays {
                 task.abort();
                 knowledge.forget(worker);
@@ -194,7 +196,8 @@ enum Ended {
 async fn subscribe_once(args: &IndexerArgs, target: &Target) -> Ended {
     let endpoint = names::worker_events(target.worker.index);
     let context = Context::subscription(RequestId::default());
-    let body = rmp_serde::to_vec(&Subscribe { digests: true }).map(Bytes::from).unwrap_or_default();
+    let from = args.knowledge.read_up_to(&target.worker, target.token);
+    let body = rmp_serde::to_vec(&Subscribe { digests: true, from }).map(Bytes::from).unwrap_or_default();
     let opened = args.view.mesh().open(&target.worker.node, target.incarnation, &endpoint, context, body);
     let Opened { mut rx, tx, .. } = match tokio::time::timeout(SILENCE_LIMIT, opened).await {
         Ok(Ok(opened)) => opened,

@@ -15,7 +15,7 @@ pub const INVENTORY_PART_BLOCKS: usize = 1_024;
 /// Blocks in one part of a bucket, for the same reason.
 pub const BUCKET_PART_BLOCKS: usize = 2_048;
 
-/// One frame of a worker's event stream. The stream begins with a whole inventory.
+/// One frame of a worker's event stream. The stream begins with a whole inventory, or where the last one broke.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum WorkerNews {
     /// Blocks ready for reuse when the subscription began.
@@ -35,6 +35,18 @@ pub enum WorkerNews {
 pub struct Subscribe {
     /// The subscriber compares digests and asks for buckets.
     pub digests: bool,
+    /// How far it has read already, when it has: the events after that, if they are still there, take the place of an inventory.
+    #[serde(default)]
+    pub from: Option<ReadUpTo>,
+}
+
+/// A place in the events of one life of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadUpTo {
+    /// The engine's life within that of its node; each numbers its events from 0.
+    pub epoch: u64,
+    /// Number of the first event that was not read.
+    pub seq: u64,
 }
 
 /// Digests of what a cache holds after all events before `seq`, from the engine's own book and not from its events: an event
@@ -97,6 +109,9 @@ pub struct InventoryPart {
     /// Where they lie: one tier a part.
     #[serde(default)]
     pub tier: Tier,
+    /// Which life of the engine it is, to go on reading after a break; 0 of one that does not say.
+    #[serde(default)]
+    pub epoch: u64,
 }
 
 /// A worker's own account of how busy it is.
@@ -171,7 +186,7 @@ mod tests {
         let blocks = (0..INVENTORY_PART_BLOCKS as u128).map(|at| (Some(BlockHash(!at)), BlockHash(at << 64))).collect();
         let worker = WorkerId { node: NodeId::new(&"n".repeat(48)).expect("name"), index: u16::MAX };
         let (incarnation, tier) = (Incarnation(u64::MAX), Tier::Disk);
-        let part = InventoryPart { worker, incarnation, seq: u64::MAX, more: true, blocks, tier };
+        let part = InventoryPart { worker, incarnation, seq: u64::MAX, more: true, blocks, tier, epoch: u64::MAX };
         let bytes = rmp_serde::to_vec(&WorkerNews::Inventory(part.clone())).expect("encodes");
         assert!(bytes.len() <= 60 * 1024, "{}", bytes.len());
         let back: WorkerNews = rmp_serde::from_slice(&bytes).expect("decodes");

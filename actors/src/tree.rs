@@ -369,7 +369,8 @@ fn serve_faults(mesh: &Mesh, workers: &[Arc<WorkerShared>]) {
         let set = || {
             let asked: Result<(u16, EngineFault), _> = rmp_serde::from_slice(&body);
             let (index, fault) = asked.map_err(|error| invalid(error.to_string()))?;
-            let fault = fault.checked().ok_or_else(|| invalid(format!("{fault} is no fault")))?;
+            let named = fault.to_string();
+            let fault = fault.checked().ok_or_else(|| invalid(format!("{named} is no fault")))?;
             let worker = workers.iter().find(|worker| worker.id().index == index);
             let worker = worker.ok_or_else(|| Fault::new(FaultKind::NotFound, format!("no worker {index} here")))?;
             let real = || invalid(format!("{} has a real engine; only simulated ones fail on command", worker.id()));

@@ -191,7 +191,7 @@ impl WorkerShared {
 
     /// Puts a fault into its engine; the one before, or `None` when its engine is a real one.
     pub(crate) fn set_fault(&self, fault: Fault) -> Option<Fault> {
-        let before = self.faults.as_ref().map(|switch| switch.set(fault));
+        let before = self.faults.as_ref().map(|switch| switch.set(fault.clone()));
         if before.is_some() {
             tracing::warn!(worker = %self.id, %fault, "a fault was commanded");
         }
@@ -346,6 +346,7 @@ impl Actor for Worker {
             limits: port.limits.clone(),
             tiers: shared.tiers.clone(),
             tiers_told,
+            epoch: shared.epoch.load(Ordering::Relaxed),
             silent: shared.silent,
             faults: shared.faults.clone(),
             returns,

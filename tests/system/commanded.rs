@@ -53,6 +53,11 @@ async fn a_commanded_crash_and_a_refusal_cost_no_answer() {
         assert_eq!(status, 200, "{body}");
     }
     assert_eq!(commanded(&cluster, &node, ["two/1", "slow=2"]).await, "two/1: none before, slow=2 now\n");
+    // Three bytes of one character, then the end: all that anybody is told.
+    commanded(&cluster, &node, ["two/1", "say=158,224,105"]).await;
+    commanded(&cluster, &node, ["two/0", "say=158,224,105"]).await;
+    let (status, body) = node.chat(&ask(&node.model, "say it", 9)).await;
+    assert_eq!((status, &body["choices"][0]["message"]["content"]), (200, &"\u{20ac}".into()), "{body}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -18,7 +18,7 @@ use starling_kv::{
 };
 
 use super::guesses::Guesses;
-use crate::report::{BucketAsk, BucketPart, CacheDigests, InventoryPart, LoadReport};
+use crate::report::{BucketAsk, BucketPart, CacheDigests, InventoryPart, LoadReport, ReadUpTo};
 
 /// A worker not heard for this long is not given requests while there are others.
 pub const SILENCE_MAX: Duration = Duration::from_secs(2);
@@ -76,6 +76,10 @@ struct Followed {
     parts: [Vec<(Option<BlockHash>, BlockHash)>; Tier::ALL.len()],
     /// How far the events were read; `None` before the inventory is whole.
     cursor: Option<EventCursor>,
+    /// Which life of the engine the cursor reads; 0 when it does not say.
+    epoch: u64,
+    /// The range that is missing was asked for.
+    ranged: bool,
     /// Parts of a bucket that is not whole yet.
     bucket: Vec<BlockHash>,
     /// What it may hold, when it tells nothing of its blocks.
@@ -236,7 +240,21 @@ impl Knowledge {
         let token = Token(inner.tokens);
         let (heard, report, parts, cursor) = (None, None, Default::default(), None);
         let (connected, bucket, guesses) = (false, Vec::new(), silent.then(Guesses::default));
-        let followed = Followed { token, incarnation, since, connected, heard, report, parts, cursor, bucket, guesses };
+        let (epoch, ranged) = (0, false);
+        let followed = Followed {
+            token,
+            incarnation,
+            since,
+            connected,
+            heard,
+            report,
+            parts,
+            cursor,
+            epoch,
+            ranged,
+            bucket,
+            guesses,
+        };
         inner.followed.insert(worker.clone(), followed);
         Ok(token)
     }
@@ -262,9 +280,18 @@ impl Knowledge {
         let mut inner = self.write();
         let followed = inner.by(worker, token)?;
         followed.connected = connected;
-        followed.parts = Default::default();
-        followed.cursor = None;
+        (followed.parts, followed.bucket) = Default::default();
         Ok(())
+    }
+
+    /// How far the events of a worker were read, for the next subscription; `None` when it needs an inventory.
+    pub(crate) fn read_up_to(&self, worker: &WorkerId, token: Token) -> Option<ReadUpTo> {
+        let mut inner = self.write();
+        let followed = inner.by(worker, token).ok().filter(|followed| followed.epoch > 0)?;
+        let cursor = followed.cursor.as_ref()?;
+        // A range that did not close the gap is not asked for again.
+        let tried = std::mem::replace(&mut followed.ranged, cursor.has_gap());
+        (!(tried && cursor.has_gap())).then(|| ReadUpTo { epoch: followed.epoch, seq: cursor.next() })
     }
 
     /// Takes a part of an inventory; the last one replaces what was known.
@@ -284,7 +311,7 @@ impl Knowledge {
         }
         let mut cursor = EventCursor::new(followed.incarnation);
         cursor.resynced(part.incarnation, part.seq)?;
-        followed.cursor = Some(cursor);
+        (followed.cursor, followed.epoch) = (Some(cursor), part.epoch);
         self.index.reset(worker, part.incarnation, &blocks[Tier::Device as usize])?;
         for tier in [Tier::Host, Tier::Disk] {
             let (cache, blocks) = (Cache { rank: 0, tier }, &blocks[tier as usize]);

@@ -93,6 +93,9 @@ pub struct Catalog {
     /// Models of workers that serve and cannot be asked from here yet: no link leads to them now, or the rest of their record
     /// or their card is on its way. It is known what they wait for, and that it takes seconds at most.
     pub awaited: BTreeSet<ModelId>,
+    /// Serving workers that cannot be asked from here only because no link leads to them now: what is known of them stays so
+    /// until the directory says more.
+    pub cut_off: BTreeSet<(WorkerId, Incarnation)>,
     /// Records of members have not come yet, and no model is known so far.
     pub blank: bool,
     /// Cards of serving workers that are not here yet; their workers are left out until they are.
@@ -124,6 +127,13 @@ impl Catalog {
             instance.lifecycle == Lifecycle::Serving && (view.state == NodeState::Unreachable || view.record.partial)
         });
         catalog.awaited.extend(cut.filter_map(|(_, instance)| instance.model.clone()));
+        let unreachable = snapshot.instances(InstanceKind::Worker).filter(|(view, instance)| {
+            instance.lifecycle == Lifecycle::Serving && view.state == NodeState::Unreachable
+        });
+        catalog.cut_off.extend(unreachable.filter_map(|(view, instance)| {
+            let index = names::worker_index(&instance.endpoint)?;
+            Some((WorkerId { node: view.record.node.clone(), index }, view.record.incarnation))
+        }));
         let unread = snapshot.nodes.iter().any(|view| view.record.version == 0);
         catalog.blank = unread && catalog.announced.is_empty();
         for (view, instance, routable) in snapshot.routable(InstanceKind::Router) {

@@ -76,6 +76,8 @@ pub(crate) struct EngineArgs {
     /// Which tiers it has below its device.
     pub(crate) tiers: TierOptions,
     pub(crate) tiers_told: watch::Sender<Option<TierStats>>,
+    /// Which life of the engine it is.
+    pub(crate) epoch: u64,
     /// Its blocks are not told to routers.
     pub(crate) silent: bool,
     /// What is wrong with it on command.
@@ -167,7 +169,7 @@ impl<'a> EngineLoop<'a> {
             args.kv.get_or_init(|| Arc::new(face));
         }
         (args.tell)(EngineNews::Ready(Box::new(capabilities)));
-        let publisher = Publisher::new(args.worker.clone(), args.incarnation, args.silent);
+        let publisher = Publisher::new(args.worker.clone(), args.incarnation, args.epoch, args.silent);
         let meter = Meter::new(&args.worker);
         let (lending, departures) = (Lending::new(args.returns.clone()), Departures::new(args.returns.clone()));
         let paused = HashMap::new();
@@ -294,8 +296,10 @@ impl<'a> EngineLoop<'a> {
         match command {
             Command::Submit(submission) => self.submit(*submission),
             Command::Subscribe(wants, reply) => {
-                let (device, below) = (self.engine.inventory(), self.engine.tier_inventory());
-                let queue = self.publisher.subscribe(&device, &below, wants);
+                let queue = self.publisher.resume(wants).or_else(|| {
+                    let (device, below) = (self.engine.inventory(), self.engine.tier_inventory());
+                    self.publisher.subscribe(&device, &below, wants)
+                });
                 // A subscriber that has gone leaves a closed queue, which the next batch removes.
                 reply.send(queue).ok();
             }

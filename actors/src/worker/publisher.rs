@@ -1,11 +1,15 @@
 //! Numbers a worker's KV events and hands them to every subscriber.
 //!
 //! Called by the engine thread between steps; never waits. A subscriber's queue is bounded; one that falls behind
-//! it is cut off, so that it must subscribe again and take a new inventory: nothing is left out silently. Now and then it tells
+//! it is cut off, so that it must subscribe again: nothing is left out silently. It goes on where it was while what it missed is
+//! still kept, else with a new inventory. Now and then it tells
 //! digests of what the engine really holds, and on request what is in the buckets that differ.
-//! Bounds: [`QUEUE_FRAMES`] frames a subscriber beyond its inventory, [`SUBSCRIBERS_MAX`] subscribers.
+//! Bounds: [`KEPT_BYTES`] of batches kept, [`QUEUE_FRAMES`] frames a subscriber beyond its inventory, [`SUBSCRIBERS_MAX`] subscribers.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use starling_ids::{BlockHash, Incarnation, WorkerId};
@@ -28,8 +32,14 @@ pub(crate) const QUEUE_FRAMES: usize = 1_024;
 /// Subscribers of one worker: an indexer per router node.
 pub(crate) const SUBSCRIBERS_MAX: usize = 256;
 
-/// How often what an engine holds is told in digests, while it works.
+/// How often what an engine holds is told in digests, while it works; the more it holds, the more seldom.
 pub(crate) const DIGEST_EVERY: Duration = Duration::from_secs(5);
+
+/// As many blocks more make the pause between digests longer by [`DIGEST_EVERY`]: reading them takes the engine's time.
+const DIGEST_BLOCKS: usize = 65_536;
+
+/// Bytes of the last batches that are kept for subscribers whose stream broke.
+pub(crate) const KEPT_BYTES: usize = 1 << 20;
 
 /// One subscriber of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,12 +65,46 @@ pub(crate) struct Publisher {
     /// The engine has worked since digests were told.
     stirred: bool,
     told: Option<Instant>,
+    /// How long after that they are told again.
+    pause: Duration,
+    /// Which life of the engine it is.
+    epoch: u64,
+    /// The last batches with the numbers of their first events, oldest first and without a gap.
+    kept: VecDeque<(u64, Bytes)>,
+    kept_bytes: usize,
 }
 
 impl Publisher {
-    pub(crate) fn new(worker: WorkerId, incarnation: Incarnation, silent: bool) -> Self {
-        let (subscribers, next, ids) = (Vec::new(), 0, 0);
-        Self { worker, incarnation, silent, next, subscribers, ids, stirred: false, told: None }
+    pub(crate) fn new(worker: WorkerId, incarnation: Incarnation, epoch: u64, silent: bool) -> Self {
+        let (subscribers, next, ids, stirred, told) = (Vec::new(), 0, 0, false, None);
+        let (kept, kept_bytes, pause) = (VecDeque::new(), 0, DIGEST_EVERY);
+        Self { worker, incarnation, silent, next, subscribers, ids, stirred, told, pause, epoch, kept, kept_bytes }
+    }
+
+    /// A queue that goes on where a subscriber's stream broke. `None` when what it missed is not here any more, or was of
+    /// another life of the engine: then it needs an inventory.
+    pub(crate) fn resume(&mut self, wants: Subscribe) -> Option<(SubscriberId, mpsc::Receiver<Bytes>)> {
+        let from = wants.from.filter(|from| from.epoch == self.epoch && from.seq <= self.next && !self.silent)?;
+        self.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
+        let oldest = self.kept.front().map_or(self.next, |(seq, _)| *seq);
+        if from.seq < oldest || self.subscribers.len() >= SUBSCRIBERS_MAX {
+            return None;
+        }
+        // The batch in which it stopped comes again as a whole; the reader passes over what it knows.
+        let first = self.kept.partition_point(|(seq, _)| *seq <= from.seq).saturating_sub(1);
+        let missed = self.kept.range(first..).map(|(_, frame)| frame.clone());
+        let (sender, queue) = mpsc::channel(missed.len() + QUEUE_FRAMES);
+        for frame in missed {
+            sender.try_send(frame).ok()?;
+        }
+        Some((self.enter(sender, wants), queue))
+    }
+
+    fn enter(&mut self, queue: mpsc::Sender<Bytes>, wants: Subscribe) -> SubscriberId {
+        self.ids += 1;
+        let id = SubscriberId(self.ids);
+        self.subscribers.push(Subscriber { id, queue, digests: wants.digests && !self.silent });
+        id
     }
 
     /// A queue that begins with `inventory` and what lies `below`, then carries every batch. `None` when there are too many
@@ -94,13 +138,11 @@ impl Publisher {
                 more: number < last,
                 blocks: blocks.to_vec(),
                 tier,
+                epoch: self.epoch,
             });
             sender.try_send(encode(&news)?).ok()?;
         }
-        self.ids += 1;
-        let id = SubscriberId(self.ids);
-        self.subscribers.push(Subscriber { id, queue: sender, digests: wants.digests && !self.silent });
-        Some((id, queue))
+        Some((self.enter(sender, wants), queue))
     }
 
     /// Hands one step's events to every subscriber and cuts off those that have no room.
@@ -111,11 +153,29 @@ impl Publisher {
         self.stirred = true;
         let seq = self.next;
         self.next += events.len() as u64;
-        if self.subscribers.is_empty() {
+        if self.ids == 0 {
+            // Whoever comes first takes an inventory.
             return;
         }
         let batch = EventBatch { worker: self.worker.clone(), incarnation: self.incarnation, seq, events };
-        self.tell(&WorkerNews::Events(batch), |_| true);
+        let Some(frame) = encode(&WorkerNews::Events(batch)) else {
+            self.kept.clear();
+            self.subscribers.clear();
+            return;
+        };
+        self.keep(seq, frame.clone());
+        self.subscribers.retain(|subscriber| subscriber.queue.try_send(frame.clone()).is_ok());
+    }
+
+    /// Keeps a batch for those whose stream breaks, and drops the oldest ones.
+    fn keep(&mut self, seq: u64, frame: Bytes) {
+        self.kept_bytes += frame.len();
+        self.kept.push_back((seq, frame));
+        while self.kept_bytes > KEPT_BYTES
+            && let Some((_, oldest)) = self.kept.pop_front()
+        {
+            self.kept_bytes -= oldest.len();
+        }
     }
 
     /// The engine did something: what it holds may be another set than it said.
@@ -127,7 +187,7 @@ impl Publisher {
     pub(crate) fn digests_due(&self, now: Instant) -> Option<Duration> {
         let wanted = self.stirred && self.subscribers.iter().any(|subscriber| subscriber.digests);
         let passed = self.told.map_or(Duration::MAX, |told| now.saturating_duration_since(told));
-        wanted.then(|| DIGEST_EVERY.saturating_sub(passed))
+        wanted.then(|| self.pause.saturating_sub(passed))
     }
 
     /// Tells what each cache holds, by the engine's own book and with all its events published.
@@ -138,6 +198,8 @@ impl Publisher {
         now: Instant,
     ) {
         (self.stirred, self.told) = (false, Some(now));
+        let blocks = device.len() + below.iter().map(|(_, blocks)| blocks.len()).sum::<usize>();
+        self.pause = DIGEST_EVERY * u32::try_from(1 + blocks / DIGEST_BLOCKS).unwrap_or(u32::MAX);
         for (tier, blocks) in caches(device, below) {
             let mut digests = BucketDigests::default();
             blocks.iter().for_each(|(_, hash)| digests.toggle(*hash));
@@ -212,11 +274,12 @@ mod tests {
     use starling_ids::NodeId;
 
     use super::*;
+    use crate::report::ReadUpTo;
 
-    const PLAIN: Subscribe = Subscribe { digests: false };
+    const PLAIN: Subscribe = Subscribe { digests: false, from: None };
 
     fn publisher() -> Publisher {
-        Publisher::new(WorkerId { node: NodeId::new("n").expect("name"), index: 0 }, Incarnation(1), false)
+        Publisher::new(WorkerId { node: NodeId::new("n").expect("name"), index: 0 }, Incarnation(1), 3, false)
     }
 
     fn stored(hash: u128) -> Vec<KvEvent> {
@@ -286,7 +349,7 @@ mod tests {
         let now = Instant::now();
         publisher.stir();
         assert_eq!(publisher.digests_due(now), None, "nobody wants them");
-        let (id, mut queue) = publisher.subscribe(&[], &[], Subscribe { digests: true }).expect("room");
+        let (id, mut queue) = publisher.subscribe(&[], &[], Subscribe { digests: true, from: None }).expect("room");
         assert_eq!(publisher.digests_due(now), Some(Duration::ZERO));
         assert!(read(&mut plain).is_some() && read(&mut queue).is_some(), "the inventories");
         let held = [(None, BlockHash(5)), (None, BlockHash(6)), (None, BlockHash(28 << 122))];
@@ -311,10 +374,54 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_that_broke_goes_on_where_it_was() {
+        let mut publisher = publisher();
+        let from = |epoch, seq| Subscribe { digests: false, from: Some(ReadUpTo { epoch, seq }) };
+        publisher.publish(stored(1));
+        let mut queue = publisher.subscribe(&[], &[], PLAIN).expect("room").1;
+        assert!(matches!(read(&mut queue), Some(WorkerNews::Inventory(part)) if part.epoch == 3 && part.seq == 1));
+        publisher.publish([stored(2), stored(3)].concat());
+        publisher.publish(stored(4));
+        let seqs = |queue: &mut mpsc::Receiver<Bytes>| {
+            let news = std::iter::from_fn(|| read(queue));
+            news.map(|news| if let WorkerNews::Events(batch) = news { batch.seq } else { u64::MAX }).collect::<Vec<_>>()
+        };
+        let resumed = |publisher: &mut Publisher, epoch, seq| {
+            publisher.resume(from(epoch, seq)).map(|(_, mut queue)| (seqs(&mut queue), queue))
+        };
+        // In the middle of a batch: it comes again whole. At the end: nothing is missing.
+        assert_eq!(resumed(&mut publisher, 3, 1).expect("kept").0, [1, 3]);
+        assert_eq!(resumed(&mut publisher, 3, 2).expect("kept").0, [1, 3]);
+        let (missed, mut queue) = resumed(&mut publisher, 3, 4).expect("kept");
+        publisher.publish(stored(5));
+        assert_eq!((missed, seqs(&mut queue)), (vec![3], vec![4]));
+        assert!(resumed(&mut publisher, 3, 0).is_none(), "before anybody listened");
+        assert!(resumed(&mut publisher, 2, 3).is_none(), "another life of the engine");
+        assert!(resumed(&mut publisher, 3, 99).is_none() && publisher.resume(PLAIN).is_none());
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut publisher = publisher();
+        let queue = publisher.subscribe(&[], &[], PLAIN).expect("room");
+        for at in 0..20_000u128 {
+            publisher
+                .publish(vec![KvEvent::Removed { blocks: (0..16).map(|hash| BlockHash(at << 64 | hash)).collect() }]);
+        }
+        assert!(publisher.kept_bytes <= KEPT_BYTES && publisher.kept.len() > 1_000);
+        let first = publisher.kept[0].0;
+        assert!(first > 0 && publisher.kept.iter().enumerate().all(|(at, (seq, _))| *seq == first + at as u64));
+        assert!(
+            publisher.resume(Subscribe { digests: false, from: Some(ReadUpTo { epoch: 3, seq: first - 1 }) }).is_none()
+        );
+        drop(queue);
+    }
+
+    #[test]
     fn a_silent_one_tells_nothing_of_its_blocks() {
         let worker = WorkerId { node: NodeId::new("n").expect("name"), index: 0 };
-        let mut publisher = Publisher::new(worker, Incarnation(1), true);
-        let wants = Subscribe { digests: true };
+        let mut publisher = Publisher::new(worker, Incarnation(1), 3, true);
+        let wants = Subscribe { digests: true, from: None };
         let mut queue = publisher.subscribe(&[(None, BlockHash(1))], &[], wants).expect("room").1;
         publisher.publish(stored(2));
         publisher.stir();

@@ -72,11 +72,11 @@ async fn wishes_need_a_scope_and_are_never_ignored() {
         ("key-for-all", "x-starling-tolerate", "batch, gpu", 200),
         ("key-for-all", "x-starling-tolerate", "batch,", 400),
         ("key-unknown", "x-starling-worker", "box/0", 401),
+        ("key-without", "x-starling-adapter", "", 400),
+        ("key-without", "x-starling-adapter", "law", 200),
         ("key-without", "x-starling-receipt", "1", 200),
         ("key-without", "x-starling-receipt", "yes", 400),
         ("key-without", "x-starling-revision", "", 400),
-        ("key-without", "x-starling-adapter", "", 400),
-        ("key-without", "x-starling-adapter", "law", 200),
         ("key-without", "x-starling-revision", "2026-11", 200),
     ] {
         let bearer = format!("Bearer {key}");

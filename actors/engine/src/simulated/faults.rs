@@ -5,6 +5,7 @@
 //! Bounds: one fault at a time; a crash is one crash.
 
 use std::{
+    collections::HashMap,
     fmt,
     str::FromStr,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -23,16 +24,19 @@ use thiserror::Error;
 use crate::{
     backend::{BlockSlot, KvMemory},
     contract::{
-        Adoption, Capabilities, Carried, Engine, EngineError, EngineLoad, ExportedBlock, HandedOver, SequenceId,
-        SequenceRequest, StepOutput, SubmitError,
+        Adoption, Capabilities, Carried, Engine, EngineError, EngineLoad, ExportedBlock, FinishReason, HandedOver,
+        SampledToken, SequenceDelta, SequenceId, SequenceRequest, StepOutput, SubmitError,
     },
 };
 
 /// How many times as long a step may be made to take.
 pub const SLOW_MAX: f64 = 1_000.0;
 
+/// Tokens that it may be made to say.
+pub const SAY_MAX: usize = 1_024;
+
 /// What is wrong with an engine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub enum Fault {
     /// Nothing.
     #[default]
@@ -47,6 +51,9 @@ pub enum Fault {
     Reject,
     /// What it tells of its blocks is wrong: removals are kept to itself, and stores are told of blocks that nobody has.
     WrongEvents,
+    /// Every answer is these tokens and then ends, whatever was asked: pieces of a character, a stop text in two halves. At
+    /// least one and at most [`SAY_MAX`].
+    Say(Vec<TokenId>),
 }
 
 impl fmt::Display for Fault {
@@ -58,6 +65,10 @@ impl fmt::Display for Fault {
             Self::Slow(factor) => write!(f, "slow={factor}"),
             Self::Reject => f.write_str("reject"),
             Self::WrongEvents => f.write_str("wrong-events"),
+            Self::Say(tokens) => {
+                let tokens: Vec<String> = tokens.iter().map(ToString::to_string).collect();
+                write!(f, "say={}", tokens.join(","))
+            }
         }
     }
 }
@@ -65,7 +76,8 @@ impl fmt::Display for Fault {
 /// Text that names no fault.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "{0:?} is no fault; write none, hang, crash, slow=FACTOR with a factor above 1 and at most 1000, reject or wrong-events"
+    "{0:?} is no fault; write none, hang, crash, slow=FACTOR with a factor above 1 and at most 1000, reject, wrong-events or \
+     say=ID,ID with 1 to 1024 ids of tokens"
 )]
 pub struct NoFault(String);
 
@@ -80,6 +92,10 @@ impl FromStr for Fault {
             "crash" => Ok(Self::Crash),
             "reject" => Ok(Self::Reject),
             "wrong-events" => Ok(Self::WrongEvents),
+            other if other.starts_with("say=") => {
+                let tokens: Option<Vec<TokenId>> = other[4..].split(',').map(|id| id.trim().parse().ok()).collect();
+                tokens.and_then(|tokens| Self::Say(tokens).checked()).ok_or_else(wrong)
+            }
             other => {
                 let factor: f64 = other.strip_prefix("slow=").and_then(|text| text.parse().ok()).ok_or_else(wrong)?;
                 Self::Slow(factor).checked().ok_or_else(wrong)
@@ -95,6 +111,7 @@ impl Fault {
         match self {
             // A factor that is no number fails both comparisons.
             Self::Slow(factor) if !(factor > 1.0 && factor <= SLOW_MAX) => None,
+            Self::Say(tokens) if !(1..=SAY_MAX).contains(&tokens.len()) => None,
             sound => Some(sound),
         }
     }
@@ -115,7 +132,7 @@ impl FaultSwitch {
     /// What is wrong now.
     #[must_use]
     pub fn now(&self) -> Fault {
-        *self.lock()
+        self.lock().clone()
     }
 
     /// The fault for a step: waits while it is to hang.
@@ -124,7 +141,7 @@ impl FaultSwitch {
         while *fault == Fault::Hang {
             fault = self.0.1.wait_timeout(fault, Duration::from_secs(1)).unwrap_or_else(PoisonError::into_inner).0;
         }
-        let now = *fault;
+        let now = fault.clone();
         if now == Fault::Crash {
             *fault = Fault::None;
         }
@@ -140,13 +157,35 @@ impl FaultSwitch {
 pub struct Faulty {
     inner: Box<dyn Engine>,
     switch: FaultSwitch,
+    /// How many tokens of what they are made to say answers have said.
+    said: HashMap<SequenceId, usize>,
 }
 
 impl Faulty {
     /// Puts an engine under a switch.
     #[must_use]
     pub fn new(inner: Box<dyn Engine>, switch: FaultSwitch) -> Self {
-        Self { inner, switch }
+        Self { inner, switch, said: HashMap::new() }
+    }
+
+    /// Puts other tokens in the place of those that were sampled, and ends answers that have said all of them.
+    fn say(&mut self, tokens: &[TokenId], deltas: &mut [SequenceDelta]) {
+        for delta in deltas {
+            let said = self.said.entry(delta.id).or_default();
+            delta.tokens.truncate(tokens.len().saturating_sub(*said));
+            for (sampled, id) in delta.tokens.iter_mut().zip(&tokens[(*said).min(tokens.len())..]) {
+                *sampled = SampledToken { id: *id, logprob: sampled.logprob, top: Vec::new() };
+            }
+            *said += delta.tokens.len();
+            let whole = *said >= tokens.len();
+            if whole && delta.finish.is_none() {
+                delta.finish = Some(FinishReason::Length);
+                self.inner.cancel(delta.id);
+            }
+            if delta.finish.is_some() {
+                self.said.remove(&delta.id);
+            }
+        }
     }
 
     fn told(&self, events: Vec<KvEvent>) -> Vec<KvEvent> {
@@ -186,6 +225,7 @@ impl Engine for Faulty {
     }
 
     fn cancel(&mut self, id: SequenceId) -> bool {
+        self.said.remove(&id);
         self.inner.cancel(id)
     }
 
@@ -196,6 +236,10 @@ impl Engine for Faulty {
         output.events = self.told(output.events);
         if let Fault::Slow(factor) = fault {
             output.takes = output.takes.mul_f64(factor);
+        }
+        match &fault {
+            Fault::Say(tokens) => self.say(tokens, &mut output.deltas),
+            _ => self.said.clear(),
         }
         Ok(output)
     }
@@ -310,11 +354,14 @@ mod tests {
 
     #[test]
     fn faults_are_written_as_they_are_read() {
-        let all = [Fault::None, Fault::Hang, Fault::Crash, Fault::Slow(2.5), Fault::Reject, Fault::WrongEvents];
+        let say = Fault::Say(vec![7, 8, 9]);
+        let all = [Fault::None, Fault::Hang, Fault::Crash, Fault::Slow(2.5), Fault::Reject, Fault::WrongEvents, say];
         for fault in all {
             assert_eq!(fault.to_string().parse(), Ok(fault));
         }
-        for text in ["", "slow", "slow=", "slow=1", "slow=NaN", "slow=1001", "slow=-3", "Hang", "explode"] {
+        for text in
+            ["", "slow", "slow=", "slow=1", "slow=NaN", "slow=1001", "slow=-3", "Hang", "explode", "say=", "say=1,x"]
+        {
             let error = text.parse::<Fault>().expect_err(text);
             assert!(error.to_string().contains("write none, hang"), "{error}");
         }
@@ -333,6 +380,29 @@ mod tests {
         assert_eq!(engine.step().expect("steps").takes, usual.mul_f64(3.0));
         assert_eq!(switch.set(Fault::Reject), Fault::Slow(3.0));
         assert!(matches!(engine.submit(request(&model)), Err(SubmitError::Full { .. })));
+    }
+
+    #[test]
+    fn an_answer_is_what_it_is_made_to_say() {
+        let (mut engine, switch, model) = faulty();
+        switch.set("say=201, 5,5".parse().expect("a fault"));
+        for id in [1, 2] {
+            let stop = StopParams { tokens_max: 40, ..request(&model).stop };
+            engine.submit(SequenceRequest { id: SequenceId(id), stop, ..request(&model) }).expect("taken");
+        }
+        let (mut said, mut ends) = (HashMap::<u64, Vec<TokenId>>::new(), 0);
+        loop {
+            let output = engine.step().expect("steps");
+            for delta in output.deltas {
+                said.entry(delta.id.0).or_default().extend(delta.tokens.iter().map(|token| token.id));
+                ends += usize::from(delta.finish == Some(FinishReason::Length));
+            }
+            if output.idle {
+                break;
+            }
+        }
+        assert_eq!((ends, &said[&1], &said[&2]), (2, &vec![201, 5, 5], &vec![201, 5, 5]));
+        assert!(engine.said.is_empty() && engine.load().running == 0);
     }
 
     #[test]

@@ -16,7 +16,7 @@ fn worker() -> WorkerId {
 
 fn part(seq: u64, blocks: &[u128]) -> InventoryPart {
     let blocks = blocks.iter().map(|hash| (None, BlockHash(*hash))).collect();
-    InventoryPart { worker: worker(), incarnation: LIFE, seq, more: false, blocks, tier: Tier::Device }
+    InventoryPart { worker: worker(), incarnation: LIFE, seq, more: false, blocks, tier: Tier::Device, epoch: 1 }
 }
 
 fn stored(seq: u64, blocks: &[u128]) -> EventBatch {
@@ -347,6 +347,31 @@ mod streams {
             prop_assert!(reader.resyncs <= lost);
         }
     }
+}
+
+#[test]
+fn idx_05_a_stream_that_broke_goes_on_with_the_range_that_is_missing() {
+    let (knowledge, token) = followed();
+    assert_eq!(knowledge.read_up_to(&worker(), token), None, "it needs an inventory");
+    knowledge.inventory(&worker(), token, part(5, &[1])).expect("own token");
+    knowledge.events(&worker(), token, stored(5, &[1, 2])).expect("in order");
+    knowledge.connected(&worker(), token, false).expect("own token");
+    assert_eq!(knowledge.read_up_to(&worker(), token), Some(ReadUpTo { epoch: 1, seq: 6 }));
+    assert_eq!(hits(&knowledge, &[1, 2]), Some(2), "what is known stays");
+    knowledge.connected(&worker(), token, true).expect("own token");
+    // The last batch comes again, then the range, without an inventory.
+    knowledge.events(&worker(), token, stored(5, &[1, 2])).expect("a repeat");
+    knowledge.events(&worker(), token, removed(6, 2)).expect("in order");
+    assert_eq!(hits(&knowledge, &[1, 2]), Some(1));
+    // A gap is the same: what came after it is kept until the range is here.
+    assert_eq!(knowledge.events(&worker(), token, stored(8, &[1, 3])), Err(Unfit::Gap { expected: 7, got: 8 }));
+    assert_eq!(knowledge.read_up_to(&worker(), token), Some(ReadUpTo { epoch: 1, seq: 7 }));
+    assert_eq!(knowledge.read_up_to(&worker(), token), None, "the range did not help");
+    knowledge.events(&worker(), token, stored(7, &[1, 4])).expect("the range");
+    assert_eq!((hits(&knowledge, &[1, 3]), hits(&knowledge, &[1, 4])), (Some(2), Some(2)));
+    assert_eq!(knowledge.read_up_to(&worker(), token), Some(ReadUpTo { epoch: 1, seq: 9 }));
+    let late = Token(token.0 + 1);
+    assert_eq!(knowledge.read_up_to(&worker(), late), None);
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn a_policy_is_composed_from_a_file_and_nonsense_is_named() {
     assert_eq!(named, [(1.0, "ms"), (2.5, "load"), (1.0, "kv")]);
     assert_eq!(policy.name, "composed");
     let filtered = read("name = 'dynamo'\nfilters = ['topology']").expect("reads").build().expect("a policy");
-    assert_eq!((filtered.name, filtered.filters.len()), ("dynamo", 6));
+    assert_eq!((filtered.name, filtered.filters.len()), ("dynamo", 7));
     for (text, key, right) in [
         ("scorers = [{ name = 'luck' }]", "policy.scorers[0].name", "prefix-hash"),
         ("scorers = ['ms', { name = 'laod' }]", "policy.scorers[1].name", "did you mean load?"),
