@@ -72,12 +72,12 @@ async fn wishes_need_a_scope_and_are_never_ignored() {
         ("key-for-all", "x-starling-tolerate", "batch, gpu", 200),
         ("key-for-all", "x-starling-tolerate", "batch,", 400),
         ("key-unknown", "x-starling-worker", "box/0", 401),
-        ("key-without", "x-starling-adapter", "", 400),
-        ("key-without", "x-starling-adapter", "law", 200),
         ("key-without", "x-starling-receipt", "1", 200),
         ("key-without", "x-starling-receipt", "yes", 400),
         ("key-without", "x-starling-revision", "", 400),
         ("key-without", "x-starling-revision", "2026-11", 200),
+        ("key-without", "x-starling-adapter", "", 400),
+        ("key-without", "x-starling-adapter", "law", 200),
     ] {
         let bearer = format!("Bearer {key}");
         let reply = ask(&local, &[("authorization", &bearer), (header, value)]).await;
@@ -89,7 +89,9 @@ async fn wishes_need_a_scope_and_are_never_ignored() {
             assert!(message.contains(header) && message.contains("scope"), "{message}");
         }
     }
-    let wishes: Vec<Wishes> = cluster.calls().into_iter().map(|call| call.wishes).collect();
+    let calls = cluster.calls();
+    assert_eq!(calls[5].spec.adapter.as_deref(), Some("law"));
+    let wishes: Vec<Wishes> = calls.into_iter().map(|call| call.wishes).collect();
     assert_eq!(wishes[0].worker.as_ref().map(ToString::to_string).as_deref(), Some("box/1"));
     assert_eq!(wishes[1].select, "zone=north,!spot");
     assert_eq!(wishes[2].tolerate, ["batch", "gpu"]);
