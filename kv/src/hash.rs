@@ -6,6 +6,7 @@
 //! release and every node equal.
 
 mod sixteen;
+pub(crate) mod xxh3;
 
 use std::hash::{BuildHasherDefault, Hasher};
 

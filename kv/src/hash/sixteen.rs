@@ -6,27 +6,9 @@
 
 use starling_ids::TokenId;
 
-const PRIME_1: u64 = 0x9e37_79b1_85eb_ca87;
-const PRIME_2: u64 = 0xc2b2_ae3d_27d4_eb4f;
-const PRIME_4: u64 = 0x85eb_ca77_c2b2_ae63;
-const AVALANCHE: u64 = 0x1656_6791_9e37_79f9;
-const LEN: u64 = 80;
+use super::xxh3::{AVALANCHE, PRIME_1, PRIME_2, PRIME_4, SECRET};
 
-/// The first 96 bytes of the specification's default secret, as little-endian words.
-const SECRET: [u64; 12] = [
-    0xbe4b_a423_396c_feb8,
-    0x1cad_21f7_2c81_017c,
-    0xdb97_9083_e96d_d4de,
-    0x1f67_b3b7_a4a4_4072,
-    0x78e5_c0cc_4ee6_79cb,
-    0x2172_ffcc_7dd0_5a82,
-    0x8e24_43f7_7446_08b8,
-    0x4c26_3a81_e690_35e0,
-    0xcb00_c391_bb52_283c,
-    0xa32e_531b_8b65_d088,
-    0x4ef9_0da2_9748_6471,
-    0xd8ac_dea9_46ef_1938,
-];
+const LEN: u64 = 80;
 
 /// Two words mixed with two of the secret.
 #[inline]

@@ -192,6 +192,65 @@ mod tests {
         assert_eq!(as_order(ORDERS[2]), heads_with_keys_transposed);
     }
 
+    /// Four heads of one number; K and V of (token, head) as its digits, V with 100 more.
+    fn digits(tokens: std::ops::Range<u8>, heads: std::ops::Range<u8>) -> Vec<u8> {
+        let token = |kv: u8, token: u8| heads.clone().map(move |head| kv + token * 10 + head);
+        [0, 100]
+            .into_iter()
+            .flat_map(|kv| tokens.clone().flat_map(move |at| token(kv, at)).collect::<Vec<_>>())
+            .collect()
+    }
+
+    fn one_number(block_tokens: u32, (tp_rank, tp_size): (u32, u32)) -> KvLayout {
+        let (layers, head_dim, dtype) = (1, 1, KvDtype::F8E4m3);
+        KvLayout { layers, kv_heads: 4 / tp_size, head_dim, dtype, block_tokens, order: ORDERS[0], tp_rank, tp_size }
+    }
+
+    #[test]
+    fn shards_have_the_heads_of_their_rank_and_become_whole_again() {
+        let sizes = [1_u32, 2, 4];
+        let share = |(rank, size): (u32, u32)| {
+            let heads = (4 / size) as u8;
+            digits(0..2, rank as u8 * heads..(rank as u8 + 1) * heads)
+        };
+        assert_eq!(share((1, 2)), [2, 3, 12, 13, 102, 103, 112, 113]);
+        assert_eq!(share((3, 4)), [3, 13, 103, 113]);
+        for (from_size, to_size) in sizes.iter().flat_map(|from| sizes.map(|to| (*from, to))) {
+            for rank in 0..to_size {
+                let to = one_number(2, (rank, to_size));
+                let (mut bytes, mut heads) = (vec![255; to.block_bytes()], 0);
+                for from_rank in 0..from_size {
+                    let (from, source) = (one_number(2, (from_rank, from_size)), share((from_rank, from_size)));
+                    let source = Piece { layout: &from, bytes: source.as_slice(), token: 0 };
+                    let mut target = Piece { layout: &to, bytes: bytes.as_mut_slice(), token: 0 };
+                    heads += convert(&source, &mut target, 2).expect("converts");
+                }
+                assert_eq!((bytes, heads), (share((rank, to_size)), to.kv_heads as usize), "{from_size} to {to_size}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_blocks_become_a_large_one_and_again_small_ones() {
+        let (small, large) = (one_number(2, (0, 1)), one_number(4, (0, 1)));
+        let mut bytes = vec![255; large.block_bytes()];
+        for first in [0, 2] {
+            let source = digits(first..first + 2, 0..4);
+            let source = Piece { layout: &small, bytes: source.as_slice(), token: 0 };
+            let mut target = Piece { layout: &large, bytes: bytes.as_mut_slice(), token: usize::from(first) };
+            assert_eq!(convert(&source, &mut target, 2), Ok(4));
+        }
+        assert_eq!(bytes, digits(0..4, 0..4));
+        assert_eq!(bytes[12..20], [30, 31, 32, 33, 100, 101, 102, 103]);
+        for first in [0, 2] {
+            let mut back = vec![255; small.block_bytes()];
+            let source = Piece { layout: &large, bytes: bytes.as_slice(), token: usize::from(first) };
+            let mut target = Piece { layout: &small, bytes: back.as_mut_slice(), token: 0 };
+            assert_eq!(convert(&source, &mut target, 2), Ok(4));
+            assert_eq!(back, digits(first..first + 2, 0..4));
+        }
+    }
+
     #[test]
     fn xfr_09_a_difference_is_converted_or_refused_by_name() {
         let ours = layout(ORDERS[0], 16, (0, 1));

@@ -9,6 +9,8 @@ use std::arch::x86_64::{
     _mm256_xor_si256,
 };
 
+use crate::hash::xxh3::{AVALANCHE, PRIME_1, PRIME_2, PRIME_3, PRIME_4, PRIME_5, SECRET};
+
 const STRIPE: usize = 64;
 const BLOCK: usize = 16 * STRIPE;
 /// How far ahead the source is asked for: the hardware stops at each 4 KiB.
@@ -17,39 +19,6 @@ const AHEAD: usize = 2048;
 const PRIME32_1: u64 = 0x9E37_79B1;
 const PRIME32_2: u64 = 0x85EB_CA77;
 const PRIME32_3: u64 = 0xC2B2_AE3D;
-const PRIME64_1: u64 = 0x9E37_79B1_85EB_CA87;
-const PRIME64_2: u64 = 0xC2B2_AE3D_27D4_EB4F;
-const PRIME64_3: u64 = 0x1656_67B1_9E37_79F9;
-const PRIME64_4: u64 = 0x85EB_CA77_C2B2_AE63;
-const PRIME64_5: u64 = 0x27D4_EB2F_1656_67C5;
-
-/// The default secret of the algorithm, 192 bytes as little-endian words.
-const SECRET: [u64; 24] = [
-    0xbe4b_a423_396c_feb8,
-    0x1cad_21f7_2c81_017c,
-    0xdb97_9083_e96d_d4de,
-    0x1f67_b3b7_a4a4_4072,
-    0x78e5_c0cc_4ee6_79cb,
-    0x2172_ffcc_7dd0_5a82,
-    0x8e24_43f7_7446_08b8,
-    0x4c26_3a81_e690_35e0,
-    0xcb00_c391_bb52_283c,
-    0xa32e_531b_8b65_d088,
-    0x4ef9_0da2_9748_6471,
-    0xd8ac_dea9_46ef_1938,
-    0x3f34_9ce3_3f76_faa8,
-    0x1d4f_0bc7_c7bb_dcf9,
-    0x3159_b4cd_4be0_518a,
-    0x6473_78d9_c97e_9fc8,
-    0xc3eb_d334_83ac_c5ea,
-    0xeb63_13fa_ffa0_81c5,
-    0x49da_f0b7_51dd_0d17,
-    0x9e68_d429_2655_16d3,
-    0xfca1_477d_58be_162b,
-    0xce31_d07a_d1b8_f88f,
-    0x2804_1695_8f3a_cb45,
-    0x7e40_4bbb_cafb_d7af,
-];
 
 /// The secret from byte `at` on.
 fn secret(at: usize) -> *const u8 {
@@ -62,7 +31,7 @@ struct Lanes(__m256i, __m256i);
 
 #[target_feature(enable = "avx2")]
 fn start() -> Lanes {
-    let lanes = [PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1];
+    let lanes = [PRIME32_3, PRIME_1, PRIME_2, PRIME_3, PRIME_4, PRIME32_2, PRIME_5, PRIME32_1];
     // SAFETY: `lanes` has 64 bytes.
     unsafe { Lanes(_mm256_loadu_si256(lanes.as_ptr().cast()), _mm256_loadu_si256(lanes.as_ptr().add(4).cast())) }
 }
@@ -105,7 +74,7 @@ fn finish(lanes: Lanes, len: usize) -> u64 {
         _mm256_storeu_si256(eight.as_mut_ptr().cast(), lanes.0);
         _mm256_storeu_si256(eight.as_mut_ptr().add(4).cast(), lanes.1);
     }
-    let mut hash = (len as u64).wrapping_mul(PRIME64_1);
+    let mut hash = (len as u64).wrapping_mul(PRIME_1);
     for (pair, at) in eight.chunks_exact(2).zip((11..).step_by(16)) {
         // SAFETY: 11 + 3 * 16 + 16 is below the length of the secret.
         let keys =
@@ -113,7 +82,7 @@ fn finish(lanes: Lanes, len: usize) -> u64 {
         let wide = u128::from(pair[0] ^ keys[0]) * u128::from(pair[1] ^ keys[1]);
         hash = hash.wrapping_add(wide as u64 ^ (wide >> 64) as u64);
     }
-    hash = (hash ^ (hash >> 37)).wrapping_mul(0x1656_6791_9E37_79F9);
+    hash = (hash ^ (hash >> 37)).wrapping_mul(AVALANCHE);
     hash ^ (hash >> 32)
 }
 

@@ -296,12 +296,12 @@ macro_rules! suite {
             }
 
             #[test]
-            fn a_frozen_peer_is_a_timeout() {
+            fn xfr_15_a_frozen_peer_is_a_timeout_and_no_success() {
                 frozen(WAY);
             }
 
             #[test]
-            fn a_cancelled_transfer_leaves_the_session_whole() {
+            fn xfr_15_a_cancelled_transfer_is_no_success_and_leaves_the_session_whole() {
                 cancelled(WAY);
             }
 
