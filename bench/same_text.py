@@ -1,6 +1,6 @@
 """The same answers however they are served: whole, split, moved, from a disk tier, with a peer's blocks. Greedy, real model, real processes.
 
-  python3 bench/same_text.py [--binary target/release/starling] [--model FILE] [--prompts 200] [--answer 16] [--only split,moved]
+  python3 bench/same_text.py [--binary target/release/starling] [--model FILE] [--engine simulated] [--prompts 200] [--answer 16] [--only split,moved]
 
 Each prompt (about 272 to 288 tokens) is answered by one worker first (one process). Then: by a prefill and a decode node (two processes);
 by two worker nodes that change roles while the answers run, eight at a time, so that every running one moves (three processes,
@@ -55,6 +55,9 @@ class Cluster:
         command += ["--name", name, "--http", "127.0.0.1:0", "--data-dir", str(folder), "--log-level", "warn", *options]
         if not front:
             command += ["--workers", "1", "--kv-mib", "256", "--threads", "1"]
+            # The simulated engine's words depend on the bytes of its KV memory; small steps make a prompt worth moving.
+            slow = ["--engine", "simulated", "--batch-tokens-max", "64"]
+            command += slow if self.arguments.engine == "simulated" else []
             command += ["--model", self.arguments.model] if self.arguments.model else []
         self.nodes.append(start(command, folder))
         if len(self.nodes) == 1:
@@ -189,6 +192,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", default="target/release/starling")
     parser.add_argument("--model")
+    parser.add_argument("--engine", default="embedded")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--answer", type=int, default=16)
     parser.add_argument("--only", default=",".join(WAYS))

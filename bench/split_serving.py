@@ -78,7 +78,7 @@ def measure(arguments, split):
         model = json.loads(urllib.request.urlopen(f"http://{address}/v1/models", timeout=30).read())["data"][0]["id"]
         for seed in range(4):
             Stream(address, model, prompt(100, 50 + seed), 32).read()
-        Stream(address, model, prompt(arguments.tokens, 60), 4).read()
+        Stream(address, model, prompt(300, 60), 4).read()
         before = metric(found, BYTES), metric(found, SPLIT)
         quiet = [Stream(address, model, prompt(arguments.tokens, 100 + seed), 16).read() for seed in range(arguments.prompts)]
         came, splits = metric(found, BYTES) - before[0], metric(found, SPLIT) - before[1]
@@ -94,7 +94,7 @@ def measure(arguments, split):
         ended = time.perf_counter()
         alone = gaps(streams, begun, ended)
         beside, busy = [], []
-        for seed in range((arguments.prompts + 1) // 2):
+        for seed in range(max(1, arguments.prompts // 2)):
             begun = time.perf_counter()
             busy.append(Stream(address, model, prompt(arguments.tokens, 300 + seed), 2).read())
             beside += gaps(streams, begun, time.perf_counter())

@@ -49,7 +49,7 @@ use crate::{
 const RECHECK: Duration = Duration::from_millis(20);
 
 /// How long a step waits at most for running requests that are on their way from their worker, and at most half of a step.
-const ARRIVAL_MAX: Duration = Duration::from_millis(20);
+const ARRIVAL_MAX: Duration = Duration::from_millis(40);
 
 /// How long an engine that ends in order may write what is to outlive it.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
