@@ -63,7 +63,7 @@ impl Picker for TwoDraws {
 }
 
 /// The index of the lowest cost, the first of several. A cost that is no number is not looked at; `None` when none is one.
-fn lowest(costs: &[f64]) -> Option<usize> {
+pub(super) fn lowest(costs: &[f64]) -> Option<usize> {
     // First the value, several at a time, then its place.
     let least = |a: f64, b: &f64| if *b < a { *b } else { a };
     let mut lanes = [f64::INFINITY; 8];
@@ -80,7 +80,7 @@ fn lowest(costs: &[f64]) -> Option<usize> {
 }
 
 /// The one of lowest rank among those whose cost is within the limit, and how many those are.
-fn pick_among<R: Ord>(slots: &[Slot], costs: &[f64], limit: f64, rank: impl Fn(Slot) -> R) -> (Slot, usize) {
+pub(super) fn pick_among<R: Ord>(slots: &[Slot], costs: &[f64], limit: f64, rank: impl Fn(Slot) -> R) -> (Slot, usize) {
     let mut best: Option<(R, Slot)> = None;
     let mut count = 0;
     for (slots, costs) in slots.chunks(FEW).zip(costs.chunks(FEW)) {

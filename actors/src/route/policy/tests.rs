@@ -13,6 +13,8 @@ use crate::route::{
     wishes::{Labels, Wishes},
 };
 
+mod quick;
+
 fn worker(index: usize) -> WorkerId {
     WorkerId { node: NodeId::new(&format!("n{index}")).expect("name"), index: 0 }
 }
