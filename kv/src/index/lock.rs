@@ -7,8 +7,10 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-/// Tries before a reader sleeps: some 10 µs, longer than any section.
-const SPINS: usize = 400;
+/// Tries before a reader sleeps: some 30 µs, several sections long. To be woken takes longer than that.
+const SPINS: usize = 2_000;
+/// Looks that a writer takes for readers that wait: long enough for those that spin, not for one that sleeps.
+const LOOKS: usize = 100;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -51,7 +53,7 @@ impl<T> ShortLock<T> {
 
     /// A writer that is about to lock again leaves waiting readers a moment to get in.
     pub(super) fn let_readers_in(&self) {
-        for _ in 0..SPINS {
+        for _ in 0..LOOKS {
             if self.waiting.load(Ordering::Relaxed) == 0 {
                 return;
             }

@@ -51,8 +51,10 @@ const SHARDS_MAX: usize = 1024;
 const LANES_GIVEN: usize = 60;
 /// Shards that a look-up fetches the beginnings of at once.
 const TOGETHER: usize = 8;
-/// Blocks written in one section.
-const QUANTUM: usize = 256;
+/// Blocks written in one section: a few microseconds, for a reader waits for one to end.
+const QUANTUM: usize = 64;
+/// Upkeep goes as far as after a change of so many blocks.
+const UPKEEP: usize = 256;
 
 /// Bounds of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -218,7 +220,7 @@ impl PrefixIndex {
 
     /// Upkeep for an index that is seldom changed: memory of workers that left is given back.
     pub fn tidy(&self) {
-        self.cells().for_each(|cell| cell.write().tidy(QUANTUM));
+        self.cells().for_each(|cell| cell.write().tidy(UPKEEP));
     }
 
     /// How much of the chain's beginning each rank holds that holds any of it, in no order. `overlaps` is emptied first.

@@ -7,7 +7,7 @@
 use starling_ids::BlockHash;
 
 use super::{
-    blocks::{AHEAD, Blocks, prints},
+    blocks::{AHEAD, AT_ONCE, Blocks, prints},
     page::{PAGE, Place, SEGMENT, ones, split},
     place::Tier,
     table::{Print, Table},
@@ -142,16 +142,11 @@ impl Shard {
     }
 
     fn store_chain(&mut self, target: Target, mut before: Option<Place>, chain: &[BlockHash]) -> usize {
-        let (table, blocks) = (&self.lanes[target.lane].table, &self.blocks);
-        let warm = |print| (table.warm(print), blocks.warm(print));
-        let mut ahead = prints(chain, warm);
         let mut added = 0;
-        for (at, some) in chain.chunks(AHEAD).enumerate() {
-            let now = ahead;
-            let (table, blocks) = (&self.lanes[target.lane].table, &self.blocks);
-            let warm = |print| (table.warm(print), blocks.warm(print));
-            ahead = prints(chain.get((at + 1) * AHEAD..).unwrap_or_default(), warm);
-            added += self.store_some(target, &mut before, some, &now[..some.len()]);
+        for some in chain.chunks(AT_ONCE) {
+            let table = &self.lanes[target.lane].table;
+            let prints = prints(some, |print| table.warm(print));
+            added += self.store_some(target, &mut before, some, &prints[..some.len()]);
         }
         self.lanes[target.lane].ledgers[target.tier as usize].blocks += added;
         added
@@ -169,12 +164,12 @@ impl Shard {
             let (hash, print) = (chain[at], prints[at]);
             let known = self.known(*before, hash, print);
             let place = known.unwrap_or_else(|| self.blocks.add(*before, hash, print));
-            added += self.join(target, place, &chain[at..=at], &prints[at..=at]);
+            added += self.join(target, place, &chain[at..=at], &prints[at..]);
             *before = Some(place);
             at += 1;
             if known.is_none() {
                 let run = self.blocks.append_run(place, &chain[at..], &prints[at..]);
-                added += self.join(target, place + 1, &chain[at..at + run], &prints[at..at + run]);
+                added += self.join(target, place + 1, &chain[at..at + run], &prints[at..]);
                 *before = Some(place + run as u32);
                 at += run;
             }
@@ -193,7 +188,8 @@ impl Shard {
         linked(&self.blocks, &self.lanes, self.held() | self.dying | self.queued, hash, print)
     }
 
-    /// The lane holds blocks that lie side by side from `place` on. The pairs that are new.
+    /// The lane holds blocks that lie side by side from `place` on. The pairs that are new. `prints` are theirs and those
+    /// of the blocks that come after them.
     #[inline]
     fn join(&mut self, target: Target, place: Place, hashes: &[BlockHash], prints: &[Print]) -> usize {
         let Target { lane, tier, .. } = target;
@@ -211,7 +207,8 @@ impl Shard {
             }
         }
         (at / SEGMENT..=(at + hashes.len() - 1) / SEGMENT).for_each(|segment| page.sum(segment));
-        for (k, print) in prints.iter().enumerate() {
+        for (k, print) in prints[..hashes.len()].iter().enumerate() {
+            prints.get(k + AHEAD).iter().for_each(|later| table.warm(**later));
             if fresh >> k & 1 == 1 {
                 table.insert(*print, place + k as u32, &self.blocks.pages);
             }
@@ -240,14 +237,11 @@ impl Shard {
     }
 
     fn remove_blocks(&mut self, target: Target, hashes: &[BlockHash]) -> usize {
-        let table = &self.lanes[target.lane].table;
-        let mut ahead = prints(hashes, |print| table.warm(print));
         let (mut removed, mut last, mut empty) = (0, None, (0, 0));
-        for (at, some) in hashes.chunks(AHEAD).enumerate() {
-            let now = ahead;
+        for some in hashes.chunks(AT_ONCE) {
             let table = &self.lanes[target.lane].table;
-            ahead = prints(hashes.get((at + 1) * AHEAD..).unwrap_or_default(), |print| table.warm(print));
-            removed += self.remove_some(target, (some, &now[..some.len()]), &mut last, &mut empty);
+            let prints = prints(some, |print| table.warm(print));
+            removed += self.remove_some(target, (some, &prints[..some.len()]), &mut last, &mut empty);
         }
         self.blocks.bury(empty.0, empty.1);
         self.lanes[target.lane].ledgers[target.tier as usize].blocks -= removed;
@@ -268,7 +262,8 @@ impl Shard {
         let Lane { ledgers, table, .. } = &mut lanes[lane];
         let digests = &mut ledgers[tier as usize].digests;
         let mut removed = 0;
-        for (hash, print) in hashes.iter().zip(prints) {
+        for (k, (hash, print)) in hashes.iter().zip(prints).enumerate() {
+            prints.get(k + AHEAD).iter().for_each(|later| table.warm(**later));
             let near = last.and_then(|last| beside(blocks, last, *hash));
             let Some(place) = near.or_else(|| blocks.in_table(table, *print, *hash)) else { continue };
             let (number, at) = split(place);

@@ -21,6 +21,8 @@ const SMALLEST: usize = 8;
 const FULL: usize = 7;
 /// The same for two segments together at which they merge.
 const MERGED: usize = 4;
+/// Hashes that are on their way to the cache while one is read.
+const AHEAD: usize = 16;
 /// Bits of the print that may choose the segment; beyond, entries go to the crowd.
 const DEPTH_MAX: u32 = 22;
 
@@ -46,73 +48,83 @@ impl Print {
     }
 }
 
-/// One cache line. Marks are the bytes of `marks[0]` and the lower half of `marks[1]`, compared all at once.
+/// One cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 struct Bucket {
-    marks: [u64; 2],
+    /// Of the entries; then, from [`PAST`] on, the count of those that went past.
+    marks: [u8; 16],
     places: [u32; WAYS],
 }
 
-/// The count of entries that went past, in `marks[1]`.
-const PAST: u32 = 48;
+/// Where in [`Bucket::marks`] the count is.
+const PAST: usize = 12;
 
 impl Bucket {
-    const EMPTY: Self = Self { marks: [0; 2], places: [0; WAYS] };
+    const EMPTY: Self = Self { marks: [0; 16], places: [0; WAYS] };
 
     /// The entries with this mark, as bits that [`way`] reads.
     #[inline]
-    fn with(&self, mark: u8) -> u64 {
-        let wanted = u64::from(mark) * 0x0101_0101_0101_0101;
-        let (low, high) = (zero_bytes(self.marks[0] ^ wanted), zero_bytes(self.marks[1] ^ wanted));
-        low >> 7 | (high & 0x8080_8080) >> 6
+    fn with(&self, mark: u8) -> u32 {
+        same_bytes(&self.marks, mark) & ((1 << WAYS) - 1)
     }
 
     /// The places of its entries.
     fn taken(&self) -> impl Iterator<Item = u32> {
         let Self { marks, places } = *self;
-        (0..WAYS).filter(move |way| marks[way / 8] >> (way % 8 * 8) & 0xff != 0).map(move |way| places[way])
+        (0..WAYS).filter(move |way| marks[*way] != 0).map(move |way| places[way])
     }
 
     #[inline]
     fn set(&mut self, way: usize, mark: u8) {
-        let shift = way % 8 * 8;
-        let word = &mut self.marks[way / 8];
-        *word = *word & !(0xff << shift) | u64::from(mark) << shift;
+        self.marks[way] = mark;
     }
 
     /// Entries that would be here or in an earlier bucket but lie in a later one; at its highest value it stays there.
     #[inline]
-    fn past(&self) -> u64 {
-        self.marks[1] >> PAST
+    fn past(&self) -> u16 {
+        u16::from_le_bytes([self.marks[PAST], self.marks[PAST + 1]])
+    }
+
+    fn set_past(&mut self, past: u16) {
+        [self.marks[PAST], self.marks[PAST + 1]] = past.to_le_bytes();
     }
 
     fn pass(&mut self) {
-        if self.past() < u64::from(u16::MAX) {
-            self.marks[1] += 1 << PAST;
-        }
+        self.set_past(self.past().saturating_add(1));
     }
 
     fn unpass(&mut self) {
         // One that has reached its highest value has lost count.
-        if (1..u64::from(u16::MAX)).contains(&self.past()) {
-            self.marks[1] -= 1 << PAST;
+        if (1..u16::MAX).contains(&self.past()) {
+            self.set_past(self.past() - 1);
         }
     }
 }
 
-/// 0x80 in each byte that is zero, nothing in the others.
+/// A bit for each byte that is this one, the first byte's lowest.
 #[inline]
-fn zero_bytes(word: u64) -> u64 {
-    const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
-    !(((word & LOW) + LOW) | word | LOW)
+#[allow(unused_unsafe, reason = "compilers differ in whether the target's own features need it")]
+fn same_bytes(bytes: &[u8; 16], one: u8) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set_epi64x, _mm_set1_epi8};
+        let all = u128::from_le_bytes(*bytes);
+        let (high, low) = ((all >> 64) as i64, all as i64);
+        // SAFETY: these instructions are part of every x86-64 processor, and they read no memory.
+        let same = unsafe { _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_set_epi64x(high, low), _mm_set1_epi8(one as i8))) };
+        same as u32
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        bytes.iter().enumerate().fold(0, |found, (at, byte)| found | u32::from(*byte == one) << at)
+    }
 }
 
 /// The entry that the lowest bit of [`Bucket::with`] stands for.
 #[inline]
-fn way(found: u64) -> usize {
-    let bit = found.trailing_zeros() as usize;
-    (bit % 8 * 8 + bit / 8).min(WAYS - 1)
+fn way(found: u32) -> usize {
+    (found.trailing_zeros() as usize).min(WAYS - 1)
 }
 
 /// Where an entry is.
@@ -342,8 +354,10 @@ impl Table {
         for bucket in buckets.iter() {
             entries.extend(bucket.taken().map(|place| (Print::default(), place)));
         }
-        entries.iter().for_each(|(_, place)| hashes.warm(*place));
-        entries.iter_mut().for_each(|(print, place)| *print = Print::of(hashes.hash(*place)));
+        for at in 0..entries.len() {
+            entries.get(at + AHEAD).iter().for_each(|(_, later)| hashes.warm(*later));
+            entries[at].0 = Print::of(hashes.hash(entries[at].1));
+        }
         buckets.fill(Bucket::EMPTY);
         *len = 0;
         entries

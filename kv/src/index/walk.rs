@@ -6,7 +6,7 @@
 use starling_ids::BlockHash;
 
 use super::{
-    page::{Page, SEGMENT, ones, split},
+    page::{PAGE, Page, SEGMENT, ones, split},
     place::Tier,
     shard::{LANES, Shard},
     table::Print,
@@ -51,6 +51,10 @@ impl Shard {
             let Some(here) = place.take().or_else(|| self.blocks.head(Print::of(hash), hash)) else { break };
             let (number, at) = split(here);
             let page = self.blocks.pages.get(number);
+            if chain.len() - depth > PAGE - at {
+                // Mostly it goes on there.
+                self.blocks.pages.get(page.next).warm_from(0);
+            }
             let len = page.stretch(at, &chain[depth..]);
             page.touch(at, len);
             let more = piece(page, at, len, depth);
