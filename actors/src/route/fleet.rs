@@ -11,6 +11,7 @@ use twox_hash::XxHash3_64;
 
 use super::{
     columns::Columns,
+    given::{Given, work},
     policy::mix,
     rates::{Learned, Rates},
     split::{KvLink, Role},
@@ -95,6 +96,8 @@ pub struct Fleet {
     pub unreported_blocks: Vec<u64>,
     /// When it was last chosen, counted in decisions; 0 for never.
     pub chosen: Vec<u64>,
+    /// Work that each was given of late.
+    given: Given,
     /// It failed a request lately and is avoided until then.
     pub cooling: Vec<Duration>,
     /// What the columns above amount to, for whoever runs down all of them.
@@ -242,6 +245,17 @@ impl Fleet {
         u64::from(self.heard[slot].blocks_pinned) + self.unreported_blocks[slot]
     }
 
+    /// Lower for a worker that was given less work of late; among equals, for one chosen longer ago.
+    #[must_use]
+    pub fn given(&self, slot: Slot) -> (u64, u64) {
+        (self.given.rank(slot), self.chosen[slot])
+    }
+
+    /// Counts work given: uncached prompt tokens and those of the answer.
+    pub(super) fn give(&mut self, slot: Slot, prompt: u64, answer: f64, now: Duration) {
+        self.given.add(slot, work(self.rates[slot], prompt, answer), now);
+    }
+
     /// Labels of a worker: its node's and its instance's.
     #[must_use]
     pub fn labels(&self, slot: Slot) -> Option<&Labels> {
@@ -356,6 +370,7 @@ impl Fleet {
         self.unreported_tokens.push(0);
         self.unreported_blocks.push(0);
         self.chosen.push(0);
+        self.given.widen();
         self.cooling.push(Duration::ZERO);
         // Without labels of its own until it is given some.
         let none = self.number_of(&Arc::default());
@@ -379,6 +394,7 @@ impl Fleet {
         self.unreported_tokens[slot] = 0;
         self.unreported_blocks[slot] = 0;
         self.chosen[slot] = 0;
+        self.given.wipe(slot);
         self.cooling[slot] = Duration::ZERO;
         self.label_sets[slot] = 0;
         self.lives[slot] = None;

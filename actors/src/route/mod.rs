@@ -15,6 +15,7 @@ pub mod desks;
 pub mod fallback;
 pub mod fleet;
 mod gate;
+mod given;
 mod overlay;
 pub mod policy;
 pub mod queue;

@@ -76,6 +76,21 @@ fn bal_07_eight_gateways_at_a_barrier_spread_evenly() {
     }
 }
 
+/// As loaded as in the measurement with 240 workers: follow-ups stay where their conversation is cached, and still all have as
+/// much to do, whether one gateway asks or eight.
+#[test]
+fn bal_conversations_keep_their_workers_however_many_gateways_ask() {
+    let asked = sessions(&Sessions { count: 200, rate: 10.0, ..Sessions::default() }, 1);
+    let of = |gateways| figures(&Setup { workers: 4, gateways, blocks: 16_384, ..Setup::default() }, &asked);
+    let (one, eight) = (of(1), of(8));
+    for figures in [&one, &eight] {
+        assert_eq!((figures.requests, figures.failed, figures.fallbacks), (asked.len(), 0, 0));
+        assert!(figures.follow_up_share > figures.follow_up_ideal - 0.02, "{figures:?}");
+        assert!(figures.request_cov < 0.1 && figures.load_cov < 0.12, "{figures:?}");
+    }
+    assert!((one.follow_up_share - eight.follow_up_share).abs() < 0.01, "{one:?} {eight:?}");
+}
+
 #[test]
 fn a_killed_owner_and_a_frozen_gateway_fail_no_request() {
     let asked = talk(300, 20.0);

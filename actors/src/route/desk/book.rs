@@ -202,8 +202,10 @@ impl Desk {
         let partner = source.filter(|source| source.compute);
         let tokens = if partner.is_some() { 1 } else { tokens };
         let ticket = self.count(ask.request, slot, (sequences, tokens, blocks), now);
+        self.fleet.give(slot, tokens, ask.answer_expected * f64::from(sequences), now);
         let partner = partner.map(|source| {
             let load = missing(ask, self.hits[source.slot]);
+            self.fleet.give(source.slot, load.0, 0.0, now);
             self.count(ask.request, source.slot, (1, load.0, load.1), now)
         });
         if let Some(held) = self.held.get_mut(&ticket) {

@@ -212,7 +212,7 @@ const FILTERS: &[Known<dyn Filter>] = &[
 ];
 
 const SCORERS: &[Known<dyn Scorer>] = &[
-    ("ms", |params| Ok(Box::new(Cost::new(params.number("harm", 0.0..=10.0, Cost::default().harm())?)))),
+    ("ms", |params| Ok(Box::new(Cost::make(params)?))),
     ("dynamo", |params| Ok(Box::new(Dynamo::new(DynamoWeights::read(params)?)))),
     ("load", |_| Ok(Box::new(LeastLoaded))),
     ("fill", |_| Ok(Box::new(Fill))),

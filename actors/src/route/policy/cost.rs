@@ -1,10 +1,10 @@
 //! What a request would cost on a worker, in milliseconds: the default of Starling.
 //!
-//! The time until its first token there, plus what the requests that run there lose by it. Every term is time, so that a
+//! The time until its first token there, plus what those lose by it that run there or come later. Every term is time, so that a
 //! hit, a queue, a slow machine and a full cache weigh against each other by what they do to somebody's clock. What many
 //! workers hold of the prompt is not held against those that lack it: see [`super::shared`].
 
-use super::{Question, Scorer, shared::Shared};
+use super::{Params, PolicyError, Question, Scorer, shared::Shared};
 use crate::route::{
     columns::{Columns, Worker},
     desk::Ask,
@@ -13,17 +13,23 @@ use crate::route::{
 
 /// Weight of what others lose: their tokens come later by this prefill, each of them.
 const HARM: f64 = 0.25;
+/// Weight of what later requests lose when a conversation moves: what is computed here although its worker holds it is taken from
+/// them. Without it conversations leave for queues shorter than the prefill this costs, which makes the queues longer.
+const LATER: f64 = 2.0;
 
 /// See the module.
 #[derive(Debug, Clone)]
 pub struct Cost {
     harm: f64,
+    later: f64,
+    /// The same for the present request: nothing for one that does not go on from what somebody holds.
+    moving: f64,
     shared: Shared,
 }
 
 impl Default for Cost {
     fn default() -> Self {
-        Self::new(HARM)
+        Self::new(HARM, LATER)
     }
 }
 
@@ -40,7 +46,9 @@ pub struct Terms {
     pub blocks: f64,
     /// What running answers lose.
     pub harm: f64,
-    /// Of [`Self::prefill`], what later requests bear; taken off. It is no time of this request's.
+    /// What requests lose that come later.
+    pub later: f64,
+    /// Of [`Self::prefill`] and [`Self::later`], what later requests bear; taken off. It is no time of this request's.
     pub shared: f64,
 }
 
@@ -56,7 +64,7 @@ impl Terms {
     #[must_use]
     #[inline(always)]
     pub fn total(&self) -> f64 {
-        self.first_token() + self.harm - self.shared
+        self.first_token() + self.harm + self.later - self.shared
     }
 }
 
@@ -67,7 +75,7 @@ pub(in crate::route) fn by_its_account(fleet: &Fleet, slot: Slot, missed: u32, a
     let mut alone = Columns::default();
     alone.widen();
     alone.refresh(0, fleet.rates[slot], fleet.places[slot], load);
-    let request = Request { answer: answer.max(1.0), harm: 0.0, blocks: 0.0 };
+    let request = Request { answer: answer.max(1.0), harm: 0.0, later: 0.0, blocks: 0.0 };
     request.judge(alone.worker(0), f64::from(missed), 0.0).first_token()
 }
 
@@ -78,16 +86,18 @@ struct Request {
     answer: f64,
     /// Weight of what running answers lose, for each millisecond of prefill.
     harm: f64,
+    /// Weight of what later requests lose, likewise.
+    later: f64,
     /// KV blocks for prompt and answer.
     blocks: f64,
 }
 
 impl Request {
-    fn of(ask: &Ask<'_>, harm: f64) -> Self {
+    fn of(ask: &Ask<'_>, cost: &Cost) -> Self {
         let answer = ask.answer_expected.max(1.0);
         let tokens = f64::from(ask.prompt_tokens) + ask.answer_expected;
         let blocks = (tokens / f64::from(ask.block_tokens.max(1))).ceil();
-        Self { answer, harm: harm / answer.min(64.0), blocks }
+        Self { answer, harm: cost.harm / answer.min(64.0), later: cost.moving, blocks }
     }
 
     /// On a worker that lacks `missed` tokens of the prompt and holds `hits` blocks of it. No branch and no call, so that a
@@ -95,12 +105,14 @@ impl Request {
     #[inline(always)]
     fn judge(self, worker: Worker, missed: f64, hits: f64) -> Terms {
         let lacking = larger(self.blocks - hits, 0.0) - worker.free;
+        let own = missed * worker.prefill;
         Terms {
             queue: worker.queue,
-            prefill: missed * worker.prefill + round_up(missed / worker.step_tokens) * worker.step,
+            prefill: own + round_up(missed / worker.step_tokens) * worker.step,
             place: worker.place * self.answer,
             blocks: larger(lacking, 0.0) * worker.block * self.answer,
             harm: worker.harm * missed * self.harm,
+            later: own * self.later,
             shared: 0.0,
         }
     }
@@ -121,23 +133,29 @@ fn round_up(number: f64) -> f64 {
     nearest + if nearest < number { 1.0 } else { 0.0 }
 }
 
+/// How surely a prompt goes on from what one worker holds of it, 0 to 1: a conversation is held nearly whole, what prompts have in
+/// common is a part of each. A copy of the latter serves all who come to its worker, so it takes nothing from anybody.
+fn going_on(ask: &Ask<'_>, deepest: u32) -> f64 {
+    let held = f64::from(deepest) * f64::from(ask.block_tokens) / f64::from(ask.prompt_tokens.max(1));
+    (2.0 * held - 1.0).clamp(0.0, 1.0)
+}
+
 impl Cost {
-    /// With this weight of what running answers lose, 0 to 10.
+    /// With these weights of what running answers and later requests lose, 0 to 10 each.
     #[must_use]
-    pub fn new(harm: f64) -> Self {
-        Self { harm, shared: Shared::default() }
+    pub fn new(harm: f64, later: f64) -> Self {
+        Self { harm, later, moving: 0.0, shared: Shared::default() }
     }
 
-    /// What [`Self::new`] was given.
-    #[must_use]
-    pub fn harm(&self) -> f64 {
-        self.harm
+    pub(super) fn make(params: &mut Params) -> Result<Self, PolicyError> {
+        let harm = params.number("harm", 0.0..=10.0, HARM)?;
+        Ok(Self::new(harm, params.number("later", 0.0..=10.0, LATER)?))
     }
 
     /// Term by term.
     #[must_use]
     pub fn judge(&self, question: &Question<'_>, slot: Slot) -> Terms {
-        let request = Request::of(question.ask, self.harm);
+        let request = Request::of(question.ask, self);
         let (missed, hits) = (f64::from(question.missed_tokens(slot)), f64::from(question.hits[slot]));
         let worker = question.fleet.columns.worker(slot);
         let shared = self.shared.spared(question.hits[slot]) * f64::from(question.ask.block_tokens);
@@ -155,11 +173,13 @@ impl Scorer for Cost {
     }
 
     fn prepare(&mut self, question: &Question<'_>) {
-        self.shared.learn(question.hits);
+        let deepest = question.hits.iter().copied().max().unwrap_or_default();
+        self.moving = self.later * going_on(question.ask, deepest);
+        self.shared.learn(question.hits, self.moving);
     }
 
     fn add(&self, question: &Question<'_>, weight: f64, costs: &mut [f64]) {
-        let request = Request::of(question.ask, self.harm);
+        let request = Request::of(question.ask, self);
         let (prompt, block) = (f64::from(question.ask.prompt_tokens), f64::from(question.ask.block_tokens));
         let width = costs.len().min(question.fleet.width()).min(question.hits.len());
         let (costs, hits) = (&mut costs[..width], &question.hits[..width]);
@@ -178,9 +198,9 @@ impl Scorer for Cost {
     }
 
     fn terms(&self, question: &Question<'_>, slot: Slot, told: &mut dyn FnMut(&'static str, f64)) {
-        let Terms { queue, prefill, place, blocks, harm, shared } = self.judge(question, slot);
-        for (name, ms) in [("queue", queue), ("prefill", prefill), ("place", place), ("blocks", blocks), ("harm", harm)]
-        {
+        let Terms { queue, prefill, place, blocks, harm, later, shared } = self.judge(question, slot);
+        let first = [("queue", queue), ("prefill", prefill), ("place", place), ("blocks", blocks)];
+        for (name, ms) in first.into_iter().chain([("harm", harm), ("later", later)]) {
             told(name, ms);
         }
         if shared > 0.0 {

@@ -17,8 +17,8 @@ impl Picker for Lowest {
     }
 }
 
-/// The lowest cost within a tolerance, and among those the one chosen longest ago: paced traffic without hits goes
-/// round instead of always to the first worker.
+/// The lowest cost within a tolerance, and among those the one that was given the least work of late: paced traffic without hits
+/// goes round instead of always to the first worker, and one that has long conversations gets fewer new ones.
 ///
 /// Costs within `share` of the request's own prefill at the cheapest, or within `ms`, are equal: rates are learned, and
 /// two equal machines learn slightly different ones. Load is counted exactly and gets no tolerance, or a loaded cluster
@@ -43,7 +43,7 @@ impl Picker for Fairest {
         let slot = slots[cheapest];
         let prefill = f64::from(question.missed_tokens(slot)) * question.fleet.rates[slot].prefill_ms_per_token;
         let limit = costs[cheapest] + self.ms.max(prefill * self.share);
-        pick_among(slots, costs, limit, |slot| question.fleet.chosen[slot])
+        pick_among(slots, costs, limit, |slot| question.fleet.given(slot))
     }
 }
 

@@ -3,7 +3,7 @@
 //! Where a few hold such a prefix, everything that begins with it is drawn to them, and they stay the few. But one more
 //! copy is computed once and serves all who come to that worker later, so the request that computes it should bear a
 //! share only: a block that n workers hold counts as [`HOLDERS`]/n of itself. What one or two hold, a conversation,
-//! counts in full. Called by the cost. Pure. Bounds: [`LEVELS`] depths; tables as long as the deepest hit, at most
+//! counts in full. Nor does a further copy of what many hold take anything from later requests. Called by the cost. Pure. Bounds: [`LEVELS`] depths; tables as long as the deepest hit, at most
 //! [`DEEPEST`] blocks.
 
 /// Holders up to which a block counts in full.
@@ -30,10 +30,11 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Looks at a prompt's hits, a worker each. Gone through by depth, not sorted: a decision among thousands spends its time here.
-    pub(super) fn learn(&mut self, hits: &[u32]) {
+    /// `later` is the weight of what later requests lose by a held block that is computed again.
+    pub(super) fn learn(&mut self, hits: &[u32], later: f64) {
         self.count(hits);
         self.level();
-        self.tabulate();
+        self.tabulate(later);
     }
 
     fn count(&mut self, hits: &[u32]) {
@@ -77,13 +78,15 @@ impl Shared {
     }
 
     /// Works out what is spared at each depth, so that a worker's is looked up, not searched for.
-    fn tabulate(&mut self) {
+    fn tabulate(&mut self, later: f64) {
         let Self { levels, table, .. } = self;
         table.clear();
         let mut spared = [0.0; LEVELS + 1];
         let (mut before, mut sum) = (0, 0.0);
         for (at, (depth, holders)) in levels.iter().rev().enumerate() {
-            sum += f64::from(*depth - before) * (1.0 - (HOLDERS / f64::from(*holders)).min(1.0));
+            let holders = f64::from(*holders);
+            let of_one = if holders > HOLDERS { 1.0 - HOLDERS / holders + later } else { 0.0 };
+            sum += f64::from(*depth - before) * of_one;
             (before, spared[at + 1]) = (*depth, sum);
         }
         if sum > 0.0 {
@@ -113,8 +116,17 @@ mod tests {
 
     fn of(hits: &[u32]) -> Shared {
         let mut shared = Shared::default();
-        shared.learn(hits);
+        shared.learn(hits, 0.0);
         shared
+    }
+
+    #[test]
+    fn a_further_copy_of_what_many_hold_takes_nothing_from_later_requests() {
+        let mut shared = Shared::default();
+        shared.learn(&[0, 32, 32, 32, 96], 2.0);
+        assert!((shared.spared(0) - 32.0 * (0.5 + 2.0)).abs() < 1e-9, "{shared:?}");
+        shared.learn(&[0, 96, 32], 2.0);
+        assert_eq!(shared.spared(0), 0.0, "a conversation's");
     }
 
     #[test]
@@ -159,7 +171,7 @@ mod tests {
         fn equals_the_plain_way(prompts in prop::collection::vec(prop::collection::vec(0u32..40, 0..60), 1..4)) {
             let mut shared = Shared::default();
             for hits in prompts {
-                shared.learn(&hits);
+                shared.learn(&hits, 0.0);
                 let levels = plain(&hits);
                 let all = levels.last().map_or(0.0, |(_, all)| *all);
                 for hit in 0..50 {

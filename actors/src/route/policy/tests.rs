@@ -393,6 +393,70 @@ fn bal_a_conversation_stays_with_its_worker() {
     assert!((total(0) - receipt.candidates[0].cost).abs() < 1e-6, "{receipt:?}");
 }
 
+/// Its queue is longer than the prefill elsewhere would be, but not by as much as that prefill takes from those that come later.
+#[test]
+fn bal_a_conversation_waits_a_while_rather_than_have_others_pay_for_its_move() {
+    let mut bench = Bench::new(PolicyName::Starling, 8);
+    let rates = bench.large_machines();
+    // 2,336 tokens, all but 96 of them held there.
+    let mut placed = |queued: f64| {
+        for index in 0..8 {
+            let prefill_tokens = if index == 3 { queued as u64 } else { 0 };
+            let heard = Heard { at: bench.now, rates: Some(rates), running: 8, prefill_tokens, ..Heard::default() };
+            bench.desk.hear(&worker(index), Incarnation(1), heard);
+        }
+        let decision = bench.decide(&hashes(9, 146), &[(3, 140)], None);
+        bench.desk.release(decision.ticket);
+        decision.worker == worker(3)
+    };
+    assert!(placed(0.0) && placed(2_240.0 * 2.0), "it stays");
+    assert!(!placed(2_240.0 * 5.0), "it goes");
+}
+
+/// The first worker that holds a system prompt gets no more for it than the prefill it spares: moving is what is dear, not a copy.
+#[test]
+fn bal_a_common_beginning_is_no_conversation() {
+    let mut bench = Bench::new(PolicyName::Starling, 8);
+    let rates = bench.large_machines();
+    for index in 0..8 {
+        // At their only holder more waits than the shared blocks take.
+        let prefill_tokens = if index == 3 { 700 } else { 0 };
+        let heard = Heard { at: bench.now, rates: Some(rates), running: 8, prefill_tokens, ..Heard::default() };
+        bench.desk.hear(&worker(index), Incarnation(1), heard);
+    }
+    assert_ne!(bench.decide(&hashes(9, 128), &[(3, 32)], None).worker, worker(3));
+    let terms = bench.desk.explain(RequestId(1))[0].candidates[0].terms.clone();
+    assert!(terms.iter().any(|(name, ms)| *name == "later" && *ms == 0.0), "{terms:?}");
+}
+
+/// One of equal workers drew the long conversations: new ones go to the others until all had as much.
+#[test]
+fn bal_new_conversations_make_up_for_the_luck_of_old_ones() {
+    let mut bench = Bench::new(PolicyName::Starling, 4);
+    let rates = bench.large_machines();
+    for index in 0..4 {
+        let heard = Heard { at: bench.now, rates: Some(rates), ..Heard::default() };
+        bench.desk.hear(&worker(index), Incarnation(1), heard);
+    }
+    let mut turn = |hits: &[(usize, u32)], prompt: u128| {
+        let decision = bench.decide(&hashes(prompt, 64), hits, None);
+        let slot = bench.desk.fleet().slot(&decision.worker).expect("seated");
+        bench.desk.release(decision.ticket);
+        slot
+    };
+    // Each turn ends before the next, so nothing is loaded when a new one comes.
+    for _ in 0..30 {
+        assert_eq!(turn(&[(2, 60)], 7), 2);
+    }
+    let mut begun = [0u32; 4];
+    for prompt in 0..40 {
+        begun[turn(&[], 100 + prompt)] += 1;
+    }
+    assert!(begun[2] < 5 && begun.iter().sum::<u32>() == 40, "{begun:?}");
+    let (least, most) = ([0, 1, 3].map(|slot| begun[slot])).iter().fold((99, 0), |(l, m), n| (l.min(*n), m.max(*n)));
+    assert!(most - least <= 1, "{begun:?}");
+}
+
 #[test]
 fn the_dynamo_cost_is_the_published_one() {
     let mut bench = Bench::new(PolicyName::Dynamo, 2);
