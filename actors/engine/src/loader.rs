@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use starling_ids::ModelId;
+use starling_kv::layout::KvLayout;
 use thiserror::Error;
 
 use crate::{
@@ -119,6 +120,10 @@ pub trait LoadedModel: Send + Sync {
     fn bundle(&self) -> &TokenizerBundle;
     /// A new engine with its own KV pool.
     fn engine(&self) -> Box<dyn Engine>;
+    /// How its engines lay out a KV block, as far as that can be said; a worker that is refused blocks learns what differs.
+    fn layout(&self) -> Option<KvLayout> {
+        None
+    }
 }
 
 /// Loads what `options` name. `progress` hears from it while it works; the call blocks for about a second per GB.

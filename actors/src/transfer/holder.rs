@@ -7,7 +7,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use starling_ids::{AttemptId, Metric, RequestId};
-use starling_kv::pool::BlockSlot;
+use starling_kv::{
+    layout::{KvLayout, Mismatch, Verdict},
+    pool::BlockSlot,
+};
 
 use super::{End, HolderTicket, Limits, NotOpen, Party, TakerTicket};
 
@@ -31,6 +34,9 @@ pub struct Asked {
     /// For which answer of it; each has a ticket of its own.
     #[serde(default)]
     pub choice: u32,
+    /// The taker's KV layout, as far as its engine says.
+    #[serde(default)]
+    pub shape: Option<KvLayout>,
 }
 
 /// Why a ticket is not granted; the taker computes by itself.
@@ -45,7 +51,7 @@ pub enum Refusal {
         meant: Party,
     },
     /// The layouts of the two memories differ.
-    #[error("KV layout {ours:016x} with blocks of {our_bytes} bytes here, {theirs:016x} with {their_bytes} there")]
+    #[error("KV layout {ours:016x} with blocks of {our_bytes} bytes here, {theirs:016x} with {their_bytes} there{why}")]
     Layout {
         /// Digest here.
         ours: u64,
@@ -55,6 +61,8 @@ pub enum Refusal {
         theirs: u64,
         /// Bytes of a block there.
         their_bytes: u64,
+        /// What differs, as far as both sides said; begins with a colon unless empty.
+        why: String,
     },
     /// A later attempt of the same request is open.
     #[error("attempt {newest} of this request is open")]
@@ -68,6 +76,18 @@ pub enum Refusal {
         /// The bound.
         limit: usize,
     },
+}
+
+/// What differs between two layouts whose digests do. Blocks move between equal layouts only, so also what could be
+/// converted is refused; that is said.
+fn difference(ours: Option<&KvLayout>, theirs: Option<&KvLayout>) -> String {
+    let (Some(ours), Some(theirs)) = (ours, theirs) else { return String::new() };
+    let list = |differ: &[Mismatch]| differ.iter().map(Mismatch::to_string).collect::<Vec<_>>().join("; ");
+    match ours.verdict(theirs) {
+        Verdict::Equal => ": one shape, filled differently".to_owned(),
+        Verdict::Convertible(differ) => format!(": {} (these could be converted)", list(&differ)),
+        Verdict::Refused(differ) => format!(": {}", list(&differ)),
+    }
 }
 
 impl Refusal {
@@ -138,6 +158,7 @@ struct Held {
 pub struct Holder {
     me: Party,
     layout: (u64, u64),
+    shape: Option<KvLayout>,
     limits: Limits,
     next: u64,
     tickets: BTreeMap<HolderTicket, Held>,
@@ -147,7 +168,13 @@ impl Holder {
     /// No tickets. `layout` is the digest of its KV layout and the bytes of one block.
     #[must_use]
     pub fn new(me: Party, layout: (u64, u64), limits: Limits) -> Self {
-        Self { me, layout, limits, next: 0, tickets: BTreeMap::new() }
+        Self { me, layout, shape: None, limits, next: 0, tickets: BTreeMap::new() }
+    }
+
+    /// The same, knowing how its blocks are laid out, to say what differs.
+    #[must_use]
+    pub fn shaped(self, shape: Option<KvLayout>) -> Self {
+        Self { shape, ..self }
     }
 
     /// Opens a ticket, or says why not. An earlier attempt of the same request ends.
@@ -160,7 +187,8 @@ impl Holder {
         }
         let ((ours, our_bytes), theirs, their_bytes) = (self.layout, asked.layout, asked.block_bytes);
         if (ours, our_bytes) != (theirs, their_bytes) {
-            return Err(Refusal::Layout { ours, our_bytes, theirs, their_bytes });
+            let why = difference(self.shape.as_ref(), asked.shape.as_ref());
+            return Err(Refusal::Layout { ours, our_bytes, theirs, their_bytes, why });
         }
         let name = |asked: &Asked| (asked.taker.clone(), asked.request, asked.choice);
         let same = |held: &Held| name(&held.asked) == name(&asked);

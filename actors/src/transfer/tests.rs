@@ -2,6 +2,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use proptest::prelude::*;
 use starling_ids::{AttemptId, Incarnation, NodeId, RequestId, WorkerId};
+use starling_kv::layout::{KvDtype, KvLayout, KvOrder};
 
 use super::{
     holder::{Asked, Holder, HolderEffect, Refusal, Word},
@@ -34,6 +35,7 @@ fn asked(request: u128, attempt: u32, ticket: u64) -> Asked {
         layout: LAYOUT.0,
         block_bytes: LAYOUT.1,
         choice: 0,
+        shape: None,
     }
 }
 
@@ -148,6 +150,32 @@ fn xfr_09_other_layouts_are_refused_by_name() {
     let stale = Asked { holder: party("p", 2), ..asked(1, 1, 1) };
     assert!(matches!(holder.open(ms(0), stale), Err(Refusal::Stale { .. })));
     assert_eq!(holder.open_tickets(), 0);
+}
+
+#[test]
+fn xfr_09_what_differs_between_two_layouts_is_said() {
+    let (dtype, order) = (KvDtype::F16, KvOrder::LayerKvTokenHeadDim);
+    let ours = KvLayout { layers: 2, kv_heads: 4, head_dim: 8, dtype, block_tokens: 16, order, tp_rank: 0, tp_size: 1 };
+    let mut holder = Holder::new(party("p", 1), LAYOUT, limits()).shaped(Some(ours));
+    let mut refused = |shape| {
+        let other = Asked { layout: 8, shape, ..asked(1, 1, 1) };
+        holder.open(ms(0), other).expect_err("refused").to_string()
+    };
+    let cases = [
+        (KvLayout { block_tokens: 32, ..ours }, "there: block_tokens 16 here, 32 there (these could be converted)"),
+        (KvLayout { dtype: KvDtype::Bf16, ..ours }, "there: dtype F16 here, Bf16 there"),
+        (KvLayout { layers: 3, block_tokens: 32, ..ours }, "there: layers 2 here, 3 there"),
+        (
+            KvLayout { kv_heads: 2, tp_size: 2, ..ours },
+            "kv_heads 4 here, 2 there; tp_size 1 here, 2 there (these could be",
+        ),
+        (ours, "there: one shape, filled differently"),
+    ];
+    for (theirs, reason) in cases {
+        let said = refused(Some(theirs));
+        assert!(said.contains(reason), "{said}");
+    }
+    assert!(refused(None).ends_with("with 100 there"));
 }
 
 #[test]

@@ -13,7 +13,10 @@ use std::{
 use starling_cluster::supervise::Tasks;
 use starling_engine::backend::KvMemory;
 use starling_ids::{AttemptId, Metric};
-use starling_kv::transport::{GrantToken, RegionId, Session};
+use starling_kv::{
+    layout::KvLayout,
+    transport::{GrantToken, RegionId, Session},
+};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::{AgentShared, flight};
@@ -78,6 +81,8 @@ pub(crate) struct KvFace {
     pub(crate) party: Party,
     /// Digest of its layout.
     pub(crate) layout: u64,
+    /// The layout, as far as its engine says.
+    pub(crate) shape: Option<KvLayout>,
     pub(crate) memory: KvMemory,
     pub(crate) returns: Arc<Returns>,
     pub(crate) agent: Arc<AgentShared>,
@@ -98,18 +103,19 @@ impl std::fmt::Debug for KvFace {
 impl KvFace {
     pub(crate) fn new(
         party: Party,
-        (layout, memory): (u64, KvMemory),
+        (layout, shape, memory): (u64, Option<KvLayout>, KvMemory),
         returns: &Arc<Returns>,
         agent: &Arc<AgentShared>,
         tasks: &Tasks,
     ) -> Self {
         let limits = Limits::default();
-        let holder = Holder::new(party.clone(), (layout, memory.block_bytes), limits);
+        let holder = Holder::new(party.clone(), (layout, memory.block_bytes), limits).shaped(shape);
         Self {
             holder: Mutex::new(HolderSide { book: holder, ends: HashMap::new() }),
             taker: Mutex::new(TakerSide { book: Taker::new(limits), outlets: HashMap::new(), legs: HashMap::new() }),
             party,
             layout,
+            shape,
             memory,
             returns: returns.clone(),
             agent: agent.clone(),

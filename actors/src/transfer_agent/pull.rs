@@ -131,6 +131,7 @@ async fn open(pull: &Pull<'_>, ticket: TakerTicket, holder: &Party, attempt: Att
         layout: kv.layout,
         block_bytes: kv.memory.block_bytes,
         choice: pull.choice,
+        shape: kv.shape,
     };
     let ask = KvAsk {
         asked,

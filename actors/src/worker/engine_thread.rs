@@ -164,7 +164,7 @@ impl<'a> EngineLoop<'a> {
         args.limits.get_or_init(|| capabilities.limits.clone());
         if let Some(memory) = engine.memory() {
             let party = Party { worker: args.worker.clone(), incarnation: args.incarnation };
-            let place = (capabilities.layout_digest, memory);
+            let place = (capabilities.layout_digest, args.model.layout(), memory);
             let face = KvFace::new(party, place, &args.returns, &args.agent, &args.tasks);
             args.kv.get_or_init(|| Arc::new(face));
         }

@@ -7,7 +7,10 @@
 //! Never: hands out or frees a block; that is the pool's.
 //! Bounds: one allocation of `slots` blocks, backed by the system as it is first written.
 
-use starling_kv::transport::Region;
+use starling_kv::{
+    layout::{KvDtype, KvLayout, KvOrder},
+    transport::Region,
+};
 
 use super::{config::LlamaConfig, kernels::generic::KEYS};
 use crate::backend::BlockSlot;
@@ -27,6 +30,13 @@ impl KvShape {
     /// The shape of a model's blocks.
     pub(super) fn of(config: &LlamaConfig) -> Self {
         Self { layers: config.layers, heads: config.kv_heads, dim: config.head_dim }
+    }
+
+    /// The same in the words of the data plane.
+    pub(super) fn layout(self) -> KvLayout {
+        let [layers, kv_heads, head_dim] = [self.layers, self.heads, self.dim].map(|size| size as u32);
+        let (dtype, order, block_tokens) = (KvDtype::F16, KvOrder::LayerHeadKeysTransposed, KEYS as u32);
+        KvLayout { layers, kv_heads, head_dim, dtype, block_tokens, order, tp_rank: 0, tp_size: 1 }
     }
 
     /// Elements of the keys, or the values, of one head in one layer of one block.

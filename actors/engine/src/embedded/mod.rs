@@ -29,7 +29,10 @@ use std::{
 
 use memmap2::Mmap;
 use starling_ids::{ModelId, TokenId};
-use starling_kv::hash::{HashSeed, SeedParts};
+use starling_kv::{
+    hash::{HashSeed, SeedParts},
+    layout::KvLayout,
+};
 use twox_hash::XxHash3_64;
 
 use self::{
@@ -213,6 +216,10 @@ impl EmbeddedModel {
 impl LoadedModel for EmbeddedModel {
     fn card(&self) -> &ModelCard {
         &self.card
+    }
+
+    fn layout(&self) -> Option<KvLayout> {
+        Some(KvShape::of(&self.model.config).layout())
     }
 
     fn bundle(&self) -> &TokenizerBundle {

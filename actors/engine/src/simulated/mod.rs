@@ -142,6 +142,10 @@ impl LoadedModel for SimulatedModel {
         &self.card
     }
 
+    fn layout(&self) -> Option<KvLayout> {
+        Some(Self::layout(self))
+    }
+
     fn bundle(&self) -> &TokenizerBundle {
         &self.bundle
     }

@@ -59,6 +59,7 @@ impl<'a> Hand<'a> {
             layout: self.face.layout,
             block_bytes: self.memory().block_bytes,
             choice: 0,
+            shape: self.face.shape,
         }
     }
 
