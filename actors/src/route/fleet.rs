@@ -256,6 +256,11 @@ impl Fleet {
         self.given.add(slot, work(self.rates[slot], prompt, answer), now);
     }
 
+    /// A worker that was out of use counts as given as much as any other.
+    pub(super) fn rejoin(&mut self, slot: Slot) {
+        self.given.level(slot);
+    }
+
     /// Labels of a worker: its node's and its instance's.
     #[must_use]
     pub fn labels(&self, slot: Slot) -> Option<&Labels> {

@@ -49,6 +49,13 @@ impl Given {
         self.sums[slot] = mean;
     }
 
+    /// A worker that was out of use is as if it had been given as much as any other.
+    pub(super) fn level(&mut self, slot: Slot) {
+        let most = self.sums.iter().copied().fold(0.0, f64::max);
+        self.total += most - self.sums[slot];
+        self.sums[slot] = most;
+    }
+
     /// A worker was given so much.
     pub(super) fn add(&mut self, slot: Slot, work: f64, now: Duration) {
         let weight = (now.saturating_sub(self.epoch).as_secs_f64() / FADES.as_secs_f64()).exp();
@@ -110,6 +117,17 @@ mod tests {
         assert!(given.rank(3) > given.rank(1) && given.rank(3) < given.rank(2), "{given:?}");
         given.wipe(2);
         assert!(given.rank(2) < given.rank(3) + 1 && least(&given) == 0, "{given:?}");
+    }
+
+    #[test]
+    fn bal_a_worker_that_was_cut_off_is_owed_nothing() {
+        let mut given = of(3);
+        for (slot, work) in [(0, 900.0), (1, 600.0)] {
+            given.add(slot, work, Duration::from_secs(1));
+        }
+        given.level(2);
+        assert_eq!(given.rank(2), given.rank(0));
+        assert_eq!(least(&given), 1);
     }
 
     #[test]

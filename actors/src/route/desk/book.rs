@@ -114,7 +114,12 @@ impl Desk {
         if let Some(partner) = partner {
             self.release(partner);
         }
-        self.gate.worked(slot)
+        let closes = self.gate.worked(slot);
+        if closes {
+            // What it was not given while it was cut off is no debt: it would be paid all at once to one that just came back.
+            self.fleet.rejoin(slot);
+        }
+        closes
     }
 
     /// A running request that should go on at another worker, and why; the same one is named once.
