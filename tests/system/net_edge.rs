@@ -253,14 +253,30 @@ async fn cnt_03_over_sockets_the_late_end_of_an_earlier_life_leaves_the_new_one_
         gateway.metric("starling_router_reservations", "").await == 0.0
     })
     .await;
-    let before = [generated(&new).await, generated(&w2).await];
     for n in 0..20 {
         let (status, body) = gateway.chat(&ask(&w2.model, &format!("{n} {n} and so on"), 1)).await;
         assert_eq!(status, 200, "{body}");
         assert!(gateway.metric("starling_router_reservations", "").await >= 0.0);
+        // The router knows of nothing at either of them: what the old life ended is not taken off the new one's account.
+        let seen = candidates(&cluster, &gateway).await;
+        let idle = |one: &Value| one["in_flight"] == 0 && one["queued_tokens"] == 0;
+        assert!(seen.len() == 2 && seen.iter().all(idle), "{seen:?}");
     }
+    let before = [generated(&new).await, generated(&w2).await];
+    let prompts: Vec<Value> = (0..8).map(|n| ask_long(&w2.model, &format!("{n} at once"), 40)).collect();
+    let all = futures::future::join_all(prompts.iter().map(|prompt| gateway.chat(prompt))).await;
+    assert!(all.iter().all(|(status, _)| *status == 200), "{all:?}");
     let share = [generated(&new).await - before[0], generated(&w2).await - before[1]];
-    assert!(share.iter().all(|part| *part >= 6.0), "20 requests went {share:?}");
+    assert!(share.iter().all(|part| *part >= 80.0), "8 answers of 40 tokens went {share:?}");
+}
+
+/// The workers that were looked at for the newest request.
+async fn candidates(cluster: &Cluster, at: &Node) -> Vec<Value> {
+    let newest = cluster.rows("requests", at).await["requests"][0]["request"].as_str().unwrap().to_owned();
+    let key = cluster.key();
+    let args = ["why", &newest, "--json", "--node", &at.address, "--key-file", key.to_str().unwrap()];
+    let told: Value = serde_json::from_slice(&cluster.run(&args).await.stdout).expect("--json prints JSON");
+    told["receipts"][0][1]["candidates"].as_array().cloned().unwrap_or_default()
 }
 
 /// Tokens that a worker has generated.

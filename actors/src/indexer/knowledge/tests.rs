@@ -250,7 +250,7 @@ mod streams {
         let fate = prop_oneof![
             6 => Just(Fate::Comes), 1 => Just(Fate::Lost), 2 => Just(Fate::Twice), 1 => Just(Fate::Late)
         ];
-        let block = (0u128..6, 0u128..40).prop_map(|(bucket, at)| bucket << 122 | at);
+        let block = (0u128..6, 1u128..40).prop_map(|(bucket, at)| bucket << 122 | at);
         let blocks = prop::collection::btree_set(block, 1..5).prop_map(|blocks| blocks.into_iter().collect());
         let step = (any::<bool>(), blocks, prop::bool::weighted(0.1), fate)
             .prop_map(|(stores, blocks, lies, fate)| Step { stores, blocks, lies, fate });
