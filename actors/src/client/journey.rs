@@ -187,6 +187,8 @@ impl Journey {
         let mut tries = Tries::default();
         tries.exclude.extend(self.moves.iter().map(|moves| moves.worker.clone()));
         match self.find(tries).await {
+            // Whoever waits in a shard's queue may in the end be given any worker that did not fail, its own one, too.
+            Ok((_, routed)) if self.moves.as_ref().is_some_and(|moves| moves.worker == routed.worker) => None,
             Ok((opened, routed)) => Some(Leg::new(opened, routed, self.attempt())),
             Err(error) => {
                 tracing::debug!(request = %self.ask.request, %error, "nobody takes the request over");

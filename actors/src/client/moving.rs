@@ -56,6 +56,8 @@ impl Next {
             }
             Self::Found(leg) => match leg.rx.recv().await {
                 Some(Ok(bytes)) if bytes.is_empty() => {}
+                // It drains, too, and says so again when it has the request.
+                Some(Ok(bytes)) if matches!(Said::read(&bytes), Ok(Said::Way(WayNote::Leave))) => {}
                 Some(Ok(bytes)) => {
                     if let Self::Found(leg) = std::mem::take(self) {
                         *self = Self::Speaks(leg, bytes);
