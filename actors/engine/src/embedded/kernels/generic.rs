@@ -326,12 +326,12 @@ pub(super) unsafe fn attend<S: Simd>(task: &Attend<'_>, scratch: &mut AttendScra
             // SAFETY: the caller's promise; a block has 16 keys.
             unsafe { S::widen(&keys[..KEYS * dim], &mut scratch.block) };
             for token in first.saturating_sub(task.start)..task.tokens {
-                each_rows(token * group, group, |row, rows| {
+                for (row, rows) in parts(token * group, group) {
                     let queries = &scratch.queries[row * dim..(row + rows) * dim];
                     let out = &mut scratch.scores[row * CHUNK + first - base..];
                     // SAFETY: the caller's promise; the slices have the lengths that `score` names.
                     unsafe { by_rows!(rows, S::score(queries, &scratch.block, dim, out)) }
-                });
+                }
             }
         }
         for row in from * group..rows {
@@ -348,12 +348,12 @@ pub(super) unsafe fn attend<S: Simd>(task: &Attend<'_>, scratch: &mut AttendScra
             unsafe { S::widen(&values[..KEYS * dim], &mut scratch.block) };
             for token in first.saturating_sub(task.start)..task.tokens {
                 let keys = (task.start + token + 1 - first).min(KEYS);
-                each_rows(token * group, group, |row, rows| {
+                for (row, rows) in parts(token * group, group) {
                     let weights = &scratch.scores[row * CHUNK + first - base..];
                     let out = &mut out[row * dim..(row + rows) * dim];
                     // SAFETY: the caller's promise; the slices have the lengths that `mix` names.
                     unsafe { by_rows!(rows, S::mix(weights, &scratch.block, keys, out)) }
-                });
+                }
             }
         }
     }
@@ -365,12 +365,12 @@ pub(super) unsafe fn attend<S: Simd>(task: &Attend<'_>, scratch: &mut AttendScra
     }
 }
 
-/// Calls `f(first row, rows)` for the rows of one token, at most [`ROWS_MAX`] at once.
+/// (First row, rows) of each part of one token's rows, at most [`ROWS_MAX`] at once. Not a function that takes what is to be
+/// done with them: a closure that the compiler does not inline has none of the features of the kernel around it, and each of
+/// its vector instructions becomes a call.
 #[inline(always)]
-fn each_rows(first: usize, count: usize, mut f: impl FnMut(usize, usize)) {
-    for row in (first..first + count).step_by(ROWS_MAX) {
-        f(row, (first + count - row).min(ROWS_MAX));
-    }
+fn parts(first: usize, count: usize) -> impl Iterator<Item = (usize, usize)> {
+    (first..first + count).step_by(ROWS_MAX).map(move |row| (row, (first + count - row).min(ROWS_MAX)))
 }
 
 /// The distance of two rows of scores, for the versions of [`Simd`].
