@@ -1,6 +1,6 @@
 //! The operations that every node answers for the command line, and the question itself.
 //!
-//! [`rows`] are the words, [`keys`] those about keys, [`serve`] the answers of a running node, [`view`] the same for the page, [`ask`] the client without membership.
+//! [`rows`] are the words, [`keys`] those about keys, [`serve`] the answers of a running node, `view` the same for the page, [`ask`] the client without membership.
 
 mod ask;
 mod keys;
