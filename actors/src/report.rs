@@ -7,7 +7,7 @@ use starling_engine::EngineLoad;
 use starling_ids::{BlockHash, Incarnation, WorkerId};
 use starling_kv::{events::EventBatch, hash::SetDigest, index::Tier};
 
-use crate::route::{rates::Rates, split::KvLink};
+use crate::route::{below::TierRates, rates::Rates, split::KvLink};
 
 /// Blocks in one part of an inventory, so that a part stays below 64 KiB.
 pub const INVENTORY_PART_BLOCKS: usize = 1_024;
@@ -135,6 +135,9 @@ pub struct LoadReport {
     /// How fast blocks come to it from others.
     #[serde(default)]
     pub link: KvLink,
+    /// How fast blocks come from its own slower tiers; `None` of one that has none.
+    #[serde(default)]
+    pub tiers: Option<TierRates>,
 }
 
 impl LoadReport {
@@ -166,6 +169,7 @@ mod tests {
             turn_age_ms: 0,
             admitted: 0,
             link: KvLink::default(),
+            tiers: None,
         }
     }
 

@@ -391,5 +391,6 @@ fn first_report(shared: &WorkerShared) -> LoadReport {
         turn_age_ms: 0,
         admitted: 0,
         link: KvLink::default(),
+        tiers: None,
     }
 }

@@ -1,7 +1,7 @@
 //! `starling why`: why a request went where it went, and what came of it.
 
 use clap::Args;
-use starling_actors::route::receipt::Receipt;
+use starling_actors::route::receipt::{Lower, Receipt};
 use starling_ids::RequestId;
 
 use super::{
@@ -19,7 +19,9 @@ Examples:
 Each decision with its cheapest candidates: blocks of the prompt expected in the
 worker's cache, what was in flight and queued there, and the cost by its terms
 (milliseconds, with the default policy). Then what really came of it. A router
-remembers its last 1,024 decisions for each model.
+remembers its last 1,024 decisions for each model. The term load is what blocks
+on the worker's slower tiers take to the device, where that is sooner than
+computing them; what was assumed of these tiers is printed below.
 
 Exit codes: 0 printed, 1 no router remembers it, 2 wrong command line, 3 no node
 answered.";
@@ -59,12 +61,9 @@ fn print_receipt(router: &str, receipt: &Receipt) {
         "router {router}, policy {}: {} workers, prompt of {} tokens, {} as good as the cheapest",
         receipt.policy, receipt.workers, receipt.prompt_tokens, receipt.near_equals
     );
-    let terms: Vec<&str> = receipt
-        .candidates
-        .first()
-        .map_or_else(Vec::new, |first| first.terms.iter().map(|(name, _)| name.as_str()).collect());
+    let terms = term_names(receipt);
     let mut head = vec!["", "worker", "hit blocks", "in flight", "queued tokens", "cost"];
-    head.extend(terms);
+    head.extend(&terms);
     let mut out = table::table(&head);
     for (at, candidate) in receipt.candidates.iter().enumerate() {
         let mut row = vec![
@@ -75,10 +74,18 @@ fn print_receipt(router: &str, receipt: &Receipt) {
             candidate.queued_tokens.to_string(),
             format!("{:.1}", candidate.cost),
         ];
-        row.extend(candidate.terms.iter().map(|(_, value)| format!("{value:.1}")));
+        row.extend(terms.iter().map(|term| {
+            let value = candidate.terms.iter().find(|(name, _)| name == term);
+            table::or_dash(value.map(|(_, value)| format!("{value:.1}")))
+        }));
         out.add_row(row);
     }
     table::print(out);
+    for candidate in &receipt.candidates {
+        if let Some(lower) = &candidate.lower {
+            println!("{}", lower_line(&candidate.worker.to_string(), lower));
+        }
+    }
     if receipt.waited_ms > 0.0 {
         println!("it had waited {:.0} ms for a worker with room", receipt.waited_ms);
     }
@@ -103,5 +110,60 @@ fn print_receipt(router: &str, receipt: &Receipt) {
             outcome.resumed
         ),
         None => println!("came of it: it runs, or was refused or lost there"),
+    }
+}
+
+/// Every term that some candidate has, in their order.
+fn term_names(receipt: &Receipt) -> Vec<&str> {
+    let mut names: Vec<&str> = Vec::new();
+    for (name, _) in receipt.candidates.iter().flat_map(|candidate| &candidate.terms) {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+/// What a candidate has on its slower tiers, and what was assumed of them.
+fn lower_line(worker: &str, lower: &Lower) -> String {
+    let Lower { host_blocks, disk_blocks, loaded, rates } = lower;
+    let mut tiers = Vec::new();
+    if *host_blocks > 0 {
+        tiers.push(format!("{host_blocks} blocks in host memory, {:.2} ms each", rates.host_ms));
+    }
+    if *disk_blocks > 0 {
+        tiers.push(format!(
+            "{disk_blocks} blocks on disk, {:.2} ms each after {:.1} ms",
+            rates.disk_ms, rates.disk_wait_ms
+        ));
+    }
+    let rest = host_blocks + disk_blocks - loaded.min(&(host_blocks + disk_blocks));
+    let done = match (*loaded, rest) {
+        (0, _) => "computing them is sooner".to_owned(),
+        (_, 0) => "loading them is sooner than computing them".to_owned(),
+        (loaded, rest) => format!("loads {loaded}, computes {rest} sooner"),
+    };
+    format!("{worker} has {}: {done}", tiers.join(" and "))
+}
+
+#[cfg(test)]
+mod tests {
+    use starling_actors::route::below::TierRates;
+
+    use super::*;
+
+    #[test]
+    fn what_was_assumed_of_slower_tiers_is_said() {
+        let rates = TierRates { host_ms: 0.1, disk_ms: 1.5, disk_wait_ms: 0.5 };
+        let mut lower = Lower { host_blocks: 60, disk_blocks: 30, loaded: 90, rates };
+        assert_eq!(
+            lower_line("a/0", &lower),
+            "a/0 has 60 blocks in host memory, 0.10 ms each and 30 blocks on disk, 1.50 ms each after 0.5 ms: \
+             loading them is sooner than computing them"
+        );
+        lower.loaded = 60;
+        assert!(lower_line("a/0", &lower).ends_with("loads 60, computes 30 sooner"));
+        lower = Lower { host_blocks: 0, loaded: 0, ..lower };
+        assert!(lower_line("a/0", &lower).ends_with("after 0.5 ms: computing them is sooner"));
     }
 }

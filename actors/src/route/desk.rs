@@ -21,6 +21,7 @@ pub use super::{
     gate::COOLING,
 };
 use super::{
+    below::Below,
     breaker::State,
     columns::Lanes,
     fleet::{Fleet, Places, Slot, Standing},
@@ -29,7 +30,7 @@ use super::{
     policy::{Choice, Cost, Policy, Question, Scratch, mix},
     queue::rooms::Rooms,
     rebalance::Balance,
-    receipt::{CANDIDATES_MAX, Head, Outcome, Receipt, Receipts, Seen},
+    receipt::{CANDIDATES_MAX, Head, Lower, Outcome, Receipt, Receipts, Seen},
     regret::{Oracle, Regret, SHARE},
     split,
     wishes::Labels,
@@ -54,6 +55,8 @@ pub struct Desk {
     hits: Vec<u32>,
     lanes: Lanes,
     found: Vec<(Slot, u32)>,
+    /// What a decision under way finds on slower tiers, by slot; empty when there is nothing.
+    below: Vec<Below>,
     overlay: Overlay,
     /// What the overlay adds to the hits of a decision under way: the slot, and what it has by its worker's own word.
     expected: Vec<(Slot, u32)>,
@@ -84,6 +87,7 @@ impl Desk {
             hits: Vec::new(),
             lanes: Lanes::default(),
             found: Vec::new(),
+            below: Vec::new(),
             overlay: Overlay::default(),
             expected: Vec::new(),
             eligible: Vec::new(),
@@ -120,11 +124,11 @@ impl Desk {
 
     /// Whether some worker may have a request at all, with room or without: one that has not failed it.
     pub fn anyone_for(&mut self, ask: &Ask<'_>) -> bool {
-        let Self { fleet, hits, policy, eligible, .. } = self;
+        let Self { fleet, hits, below, policy, eligible, .. } = self;
         let ask = Ask { exclude: ask.failed, ..*ask };
         eligible.clear();
         eligible.extend((0..fleet.width()).filter(|slot| fleet.life(*slot).is_some()));
-        policy.allow(&Question { ask: &ask, fleet, hits, draw: 0 }, eligible);
+        policy.allow(&Question { ask: &ask, fleet, hits, below, draw: 0 }, eligible);
         !eligible.is_empty()
     }
 
@@ -196,7 +200,7 @@ impl Desk {
         }
         let draw = mix(self.seed, self.decisions);
         self.list(&ask, draw, now);
-        let question = Question { ask: &ask, fleet: &self.fleet, hits: &self.hits, draw };
+        let question = Question { ask: &ask, fleet: &self.fleet, hits: &self.hits, below: &self.below, draw };
         let choice = self.policy.choose(&question, &self.eligible, &mut self.scratch);
         let joint = choice.map(|choice| self.join(&ask, choice, draw));
         let decision = choice.zip(joint).and_then(|(choice, (slot, source))| {
@@ -239,7 +243,7 @@ impl Desk {
                 std::mem::swap(told, &mut self.hits[*slot]);
             }
         }
-        let question = Question { ask, fleet: &self.fleet, hits: &self.hits, draw };
+        let question = Question { ask, fleet: &self.fleet, hits: &self.hits, below: &self.below, draw };
         let joint = split::join(&question, &self.eligible, choice.slot, self.by_ms && !waits);
         for (slot, told) in &mut self.expected {
             if *slot != choice.slot {
@@ -252,8 +256,8 @@ impl Desk {
     /// Slots that may be chosen now, into `eligible`: doubtful, cooling and cut-off ones only when none of the others may have
     /// the request at all.
     fn list(&mut self, ask: &Ask<'_>, draw: u64, now: Duration) {
-        let Self { fleet, hits, policy, gate, eligible, .. } = self;
-        let question = Question { ask, fleet, hits, draw };
+        let Self { fleet, hits, below, policy, gate, eligible, .. } = self;
+        let question = Question { ask, fleet, hits, below, draw };
         for last_resort in [false, true] {
             gate.list(fleet, now, last_resort, eligible);
             policy.allow(&question, eligible);
@@ -279,12 +283,22 @@ impl Desk {
     ) -> Option<Decision> {
         let mut found = std::mem::take(&mut self.found);
         found.clear();
-        for overlap in overlaps.iter().filter(|overlap| overlap.device > 0) {
-            let slot = self.lanes.slot(overlap.holder, &who, &self.fleet);
-            found.extend(slot.map(|slot| (slot, overlap.device)));
+        for overlap in overlaps {
+            let lower = overlap.host | overlap.disk > 0;
+            if overlap.device == 0 && !lower {
+                continue;
+            }
+            let Some(slot) = self.lanes.slot(overlap.holder, &who, &self.fleet) else { continue };
+            found.push((slot, overlap.device));
+            if lower && self.fleet.heard[slot].tiers.is_some() {
+                self.below.resize(self.fleet.width(), Below::default());
+                let Overlap { device, host, disk, .. } = *overlap;
+                self.below[slot] = self.below[slot].larger(Below { device, host, disk });
+            }
         }
         let decision = self.decide(ask, &found, now);
         self.found = found;
+        self.below.clear();
         decision
     }
 
@@ -331,8 +345,8 @@ impl Desk {
 
     /// Writes down the chosen one and the next cheapest, term by term, before the request is counted anywhere.
     fn write_down(&mut self, ask: &Ask<'_>, choice: Choice, fed: bool, (now, draw): (Duration, u64)) {
-        let Self { fleet, hits, policy, scratch, shown, receipts, oracle, gate, .. } = self;
-        let question = Question { ask, fleet, hits, draw };
+        let Self { fleet, hits, below, policy, scratch, shown, receipts, oracle, gate, .. } = self;
+        let question = Question { ask, fleet, hits, below, draw };
         scratch.cheapest(CANDIDATES_MAX, shown);
         if !shown.iter().any(|(slot, _)| *slot == choice.slot) {
             shown.truncate(CANDIDATES_MAX - 1);
@@ -364,14 +378,22 @@ impl Desk {
                 queued_tokens: fleet.queued_tokens(*slot),
                 cost: *cost,
                 ttft_ms: predicted(*slot),
+                lower: lower(&question, *slot),
             };
             entry.candidate(seen, |told| policy.explain(&question, *slot, told));
         }
         // With a second worker it is not what was predicted for one.
         if !fed && ticket.0.is_multiple_of(SHARE) {
             let others = shown.iter().filter(|(slot, _)| *slot != choice.slot);
-            let others = others.map(|(slot, _)| (*slot, question.missed_tokens(*slot)));
+            let others = others.map(|(slot, _)| (*slot, question.computed_tokens(*slot)));
             oracle.follow(ticket, now, predicted(choice.slot), others);
         }
     }
+}
+
+/// What a candidate has on its slower tiers, for its receipt.
+fn lower(question: &Question<'_>, slot: Slot) -> Option<Lower> {
+    let below = question.below.get(slot).filter(|below| below.any())?.after(question.hits[slot]);
+    let (rates, loaded) = (question.fleet.heard[slot].tiers?, question.load(slot).blocks);
+    Some(Lower { host_blocks: below.host, disk_blocks: below.disk, loaded, rates })
 }

@@ -140,6 +140,7 @@ impl Desks {
             admitted: report.admitted,
             rates: report.rates,
             link: report.link,
+            tiers: report.tiers,
         };
         desk.hear(worker, incarnation, heard);
     }

@@ -10,6 +10,7 @@ use starling_ids::{Incarnation, WorkerId};
 use twox_hash::XxHash3_64;
 
 use super::{
+    below::TierRates,
     columns::Columns,
     given::{Given, work},
     policy::mix,
@@ -69,6 +70,8 @@ pub struct Heard {
     pub rates: Option<Rates>,
     /// How fast blocks come to it.
     pub link: KvLink,
+    /// How fast they come from its own slower tiers; `None` when it has none, or does not say.
+    pub tiers: Option<TierRates>,
 }
 
 /// One entry a worker in each column. Indexed by [`Slot`]; all have [`Fleet::width`] entries.

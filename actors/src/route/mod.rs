@@ -2,10 +2,11 @@
 //!
 //! Read in the order of a decision: [`catalog`] says which workers there are, [`slots`] who decides, [`desks`] keeps one
 //! [`desk`] a model, which knows its workers in the columns of a [`fleet`] and asks a [`policy`] what the request would cost on
-//! each; [`breaker`] keeps those away that fail, [`queue`] says who goes next when all are taken. [`rates`] are how fast they are,
-//! [`receipt`] remembers why. [`fallback`] is for times without a shard, [`retries`] bounds what failures cost.
+//! each; [`breaker`] keeps those away that fail, [`queue`] says who goes next when all are taken. [`rates`] are how fast they are, [`below`]
+//! how fast their own slower tiers, [`receipt`] remembers why. [`fallback`] is for times without a shard, [`retries`] bounds what failures cost.
 
 pub mod ask;
+pub mod below;
 pub mod breaker;
 pub mod budget;
 pub mod catalog;

@@ -9,7 +9,7 @@ use std::{collections::VecDeque, time::Duration};
 use serde::{Deserialize, Serialize};
 use starling_ids::{Incarnation, RequestId, WorkerId};
 
-use super::desk::Ticket;
+use super::{below::TierRates, desk::Ticket};
 use crate::generate::KvSource;
 
 /// Decisions remembered.
@@ -38,6 +38,22 @@ pub struct Judged {
     /// Time to the first token there as it was predicted, milliseconds, whatever the policy looks at.
     #[serde(default)]
     pub ttft_ms: f64,
+    /// What it has on its slower tiers; `None` when there is nothing of the prompt.
+    #[serde(default)]
+    pub lower: Option<Lower>,
+}
+
+/// What a candidate has of the prompt on its slower tiers, and what was assumed of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Lower {
+    /// Blocks in the host's memory that follow those on the device.
+    pub host_blocks: u32,
+    /// Blocks on disk that follow.
+    pub disk_blocks: u32,
+    /// Those of them that it is expected to load.
+    pub loaded: u32,
+    /// Their speed by its own report.
+    pub rates: TierRates,
 }
 
 /// What came of a decision, as the client of the worker saw it.
@@ -118,6 +134,7 @@ struct Row {
     queued_tokens: u64,
     cost: f64,
     ttft_ms: f64,
+    lower: Option<Lower>,
     /// Where its terms end in [`Entry::terms`].
     terms_end: usize,
 }
@@ -131,6 +148,7 @@ pub(super) struct Seen<'a> {
     pub(super) queued_tokens: u64,
     pub(super) cost: f64,
     pub(super) ttft_ms: f64,
+    pub(super) lower: Option<Lower>,
 }
 
 /// What is known of the decision as a whole.
@@ -170,9 +188,19 @@ impl Entry {
     pub(super) fn candidate(&mut self, seen: Seen<'_>, terms: impl FnOnce(&mut dyn FnMut(&'static str, f64))) {
         let list = &mut self.terms;
         terms(&mut |name, value| list.push((name, value)));
-        let Seen { life: (worker, incarnation), hit_blocks, in_flight, queued_tokens, cost, ttft_ms } = seen;
+        let Seen { life: (worker, incarnation), hit_blocks, in_flight, queued_tokens, cost, ttft_ms, lower } = seen;
         let (worker, incarnation, terms_end) = (worker.clone(), *incarnation, self.terms.len());
-        self.rows.push(Row { worker, incarnation, hit_blocks, in_flight, queued_tokens, cost, ttft_ms, terms_end });
+        self.rows.push(Row {
+            worker,
+            incarnation,
+            hit_blocks,
+            in_flight,
+            queued_tokens,
+            cost,
+            ttft_ms,
+            lower,
+            terms_end,
+        });
     }
 
     fn told(&self) -> Receipt {
@@ -189,6 +217,7 @@ impl Entry {
                 cost: row.cost,
                 terms: terms.map(|(name, value)| ((*name).to_owned(), *value)).collect(),
                 ttft_ms: row.ttft_ms,
+                lower: row.lower,
             }
         };
         Receipt {

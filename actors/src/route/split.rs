@@ -10,6 +10,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    below::Load,
     fleet::{Slot, Standing},
     policy::{Cost, Question},
     wishes::Wishes,
@@ -232,8 +233,14 @@ fn pull(question: &Question<'_>, holders: &Holders, chosen: Slot) -> Option<Sour
         return None;
     }
     let rates = fleet.rates[chosen];
-    let steps = (f64::from(tokens) / f64::from(fleet.places[chosen].step_tokens.max(1))).ceil();
-    let computing = f64::from(tokens) * rates.prefill_ms_per_token + steps * rates.step_ms;
+    // Its own slower tiers may have the same.
+    let below = question.below.get(chosen).copied().unwrap_or_default().after(question.hits[chosen]);
+    let own = fleet.heard[chosen].tiers.map_or(Load::default(), |tiers| {
+        below.load(tiers, f64::from(question.ask.block_tokens) * rates.prefill_ms_per_token, gained)
+    });
+    let computed = f64::from(tokens - own.blocks * question.ask.block_tokens);
+    let steps = (computed / f64::from(fleet.places[chosen].step_tokens.max(1))).ceil();
+    let computing = computed * rates.prefill_ms_per_token + steps * rates.step_ms + own.ms;
     let ms = fleet.heard[chosen].link.transfer_ms(gained)? + OVERHEAD_MS;
     (ms * PULL_GAIN < computing).then_some(Source { slot, compute: false, blocks, ms })
 }

@@ -209,11 +209,11 @@ impl<'a> EngineLoop<'a> {
             self.lend();
             let took = if takes.is_zero() { began.elapsed() } else { takes };
             step = if idle { Duration::ZERO } else { took };
-            self.meter.observe(&self.args.load, (self.engine.load(), self.admitted), (!idle).then_some(took));
             if let Some(stats) = self.engine.tier_stats() {
                 self.meter.observe_tiers(&stats);
                 self.args.tiers_told.send_replace(Some(stats));
             }
+            self.meter.observe(&self.args.load, (self.engine.load(), self.admitted), (!idle).then_some(took));
             if idle && !self.wait_for_command() {
                 return Ok(());
             }

@@ -11,7 +11,7 @@ use starling_kv::tier::{TierLoad, TierStats};
 use tokio::sync::watch;
 
 use super::rates::{RateBook, StepFacts};
-use crate::report::LoadReport;
+use crate::{report::LoadReport, route::below::TierRates};
 
 /// What was measured so far.
 #[derive(Debug)]
@@ -29,12 +29,21 @@ impl Meter {
         Self { gauges, rates: RateBook::default(), last: EngineLoad::default(), tiers: TierStats::default() }
     }
 
-    /// Enters the numbers of the lower tiers.
+    /// Enters the numbers of the lower tiers, which routers are told with the next report.
     pub(crate) fn observe_tiers(&mut self, stats: &TierStats) {
         if *stats == self.tiers {
             return;
         }
         let before = std::mem::replace(&mut self.tiers, *stats);
+        for (reason, left) in [
+            ("slower", stats.slower.saturating_sub(before.slower)),
+            ("stalled", stats.stalled.saturating_sub(before.stalled)),
+        ] {
+            if left > 0 {
+                let worker = self.gauges.worker.clone();
+                metrics::counter!(Metric::KvTierLeft.name(), "worker" => worker, "reason" => reason).increment(left);
+            }
+        }
         self.gauges.count(Metric::KvTierAsked, stats.asked.saturating_sub(before.asked));
         self.gauges.count(Metric::KvTierLate, stats.late.saturating_sub(before.late));
         for (tier, now, before) in [("host", &stats.host, &before.host), ("disk", &stats.disk, &before.disk)] {
@@ -87,15 +96,23 @@ impl Meter {
         }
         self.last = load;
         report.send_if_modified(|told| {
-            let now = LoadReport { load, admitted, rates: self.rates.rates(), turn_age_ms: 0, ..told.clone() };
+            let (rates, tiers) = (self.rates.rates(), tier_rates(&self.tiers));
+            let now = LoadReport { load, admitted, rates, turn_age_ms: 0, tiers, ..told.clone() };
             let much = now.differs_much(told);
             // Small changes are kept too, for the next heartbeat, but wake nobody.
-            if much || now.load != told.load || now.admitted != told.admitted {
+            if much || now.load != told.load || now.admitted != told.admitted || now.tiers != told.tiers {
                 *told = now;
             }
             much
         });
     }
+}
+
+/// What routers are told of the lower tiers; `None` when there are none.
+fn tier_rates(stats: &TierStats) -> Option<TierRates> {
+    let any = stats.host.blocks_max + stats.disk.blocks_max > 0;
+    let (host_ms, disk_ms) = (stats.host.block_ms, stats.disk.block_ms);
+    any.then_some(TierRates { host_ms, disk_ms, disk_wait_ms: stats.disk_wait_ms })
 }
 
 /// The gauges of one engine, zero before and after it.

@@ -127,6 +127,7 @@ impl SimWorker {
             turn_age_ms: 0,
             admitted: self.admitted,
             link: starling_actors::route::split::KvLink::default(),
+            tiers: None,
         };
         let due = self.told.as_ref().is_none_or(|(at, told)| now >= *at + HEARTBEAT || report.differs_much(told));
         if !due {

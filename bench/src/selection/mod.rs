@@ -69,7 +69,7 @@ fn choose(policy: PolicyName, workers: usize, samples: usize) -> Result<Vec<u64>
     for sample in 0..samples as u64 {
         let began = Instant::now();
         for draw in sample * group..(sample + 1) * group {
-            let question = Question { ask: &ask, fleet: shard.desk.fleet(), hits: &hits, draw };
+            let question = Question { ask: &ask, fleet: shard.desk.fleet(), hits: &hits, below: &[], draw };
             black_box(policy.choose(black_box(&question), black_box(&eligible), &mut scratch));
         }
         times.push(since(began) / group);

@@ -89,6 +89,7 @@ metrics! {
     KvTierLost Counter "starling_kv_tier_lost_blocks_total" "KV blocks that a tier gave up or did not take: a loss of cache, never of answers."
     KvTierFaults Counter "starling_kv_tier_faults_total" "KV blocks of a tier that could not be read, were not as written, or could not be written."
     KvTierLate Counter "starling_kv_tier_late_total" "Sequences that stopped waiting for a lower tier and computed."
+    KvTierLeft Counter "starling_kv_tier_left_blocks_total" "KV blocks found on a tier below and left there, by reason: they are computed sooner, or the disk does not answer."
     WorkerRejected Counter "starling_worker_rejected_total" "Requests refused by the worker, by reason."
     WorkerStepSeconds Histogram "starling_worker_step_seconds" "Wall time of one engine step."
     WorkerSourced Counter "starling_worker_sourced_total" "Requests whose first KV blocks were to come from another worker, by kind (split or pull) and outcome; what did not come was computed."

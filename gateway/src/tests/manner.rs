@@ -112,6 +112,7 @@ fn receipt(worker: &str) -> Receipt {
         cost: f64::from(index),
         terms: vec![("prefill".to_owned(), 1.0)],
         ttft_ms: 1.0,
+        lower: None,
     };
     Receipt {
         request: RequestId(7),

@@ -23,6 +23,9 @@ use crate::{events::KvEvent, hash::HashKeyed, index::Tier};
 /// Bytes of blocks that wait to be written to disk; at least 8 blocks. What comes beyond them is lost to the cache.
 pub const LEAVING_BYTES: usize = 64 << 20;
 
+/// A read that takes longer than this is one of a disk that does not answer.
+const STALLED: Duration = Duration::from_secs(1);
+
 /// After a failed write nothing is written for this long.
 const WRITE_PAUSE: Duration = Duration::from_secs(5);
 
@@ -121,15 +124,23 @@ impl Book {
         self.stats.asked += chain.len() as u64;
         let lies: Vec<Tier> = chain.iter().map_while(|hash| self.place_of(*hash)).collect();
         self.stats.found += lies.len() as u64;
-        let oldest = self.under_way.values().min().copied().unwrap_or(now);
-        self.forecast.worth(Need {
+        let stuck = self.stuck(now);
+        let worth = self.forecast.worth(Need {
             chain: &lies,
             block_bytes: self.shape.block_bytes,
             block_tokens: self.shape.block_tokens,
             queued: self.reads.len(),
-            stuck: now.saturating_sub(oldest),
+            stuck,
             now,
-        })
+        });
+        let left = (lies.len() - worth.map_or(0, |worth| worth.blocks)) as u64;
+        *if stuck > STALLED { &mut self.stats.stalled } else { &mut self.stats.slower } += left;
+        worth
+    }
+
+    /// How long the oldest read under way has taken so far.
+    fn stuck(&self, now: Duration) -> Duration {
+        self.under_way.values().min().map_or(Duration::ZERO, |oldest| now.saturating_sub(*oldest))
     }
 
     /// Begins to fetch. What is in memory is there at once; the rest comes from [`Book::next_read`].
@@ -388,8 +399,9 @@ impl Book {
         std::mem::take(&mut self.events)
     }
 
-    pub(super) fn stats(&self) -> TierStats {
+    pub(super) fn stats(&self, now: Duration) -> TierStats {
         let load = |load: TierLoad, shelf: &Shelf, tier| TierLoad {
+            block_ms: self.forecast.block_ms(tier, self.shape.block_bytes),
             blocks: shelf.len() as u64,
             blocks_max: u64::from(shelf.places_max()),
             bytes_per_second: self.forecast.bytes_per_second(tier),
@@ -399,6 +411,7 @@ impl Book {
             reading: (self.reads.len() + self.under_way.len()) as u64,
             leaving: self.departing.len() as u64,
             compute_ms: self.forecast.compute_ms(),
+            disk_wait_ms: self.forecast.disk_wait_ms(self.shape.block_bytes, self.reads.len(), self.stuck(now)),
             host: load(self.stats.host, &self.host, Tier::Host),
             disk: load(self.stats.disk, &self.disk, Tier::Disk),
             ..self.stats

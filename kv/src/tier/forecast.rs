@@ -115,6 +115,23 @@ impl Forecast {
         if rate.measured { f64::from(1 << 20) * 1e3 / rate.ms.max(1e-9) } else { 0.0 }
     }
 
+    /// Milliseconds that one block takes from a tier, measured or guessed.
+    #[must_use]
+    pub(super) fn block_ms(&self, tier: Tier, block_bytes: usize) -> f64 {
+        match tier {
+            Tier::Device => 0.0,
+            Tier::Host => mib(block_bytes) * self.host.ms,
+            Tier::Disk => mib(block_bytes) * self.disk.ms,
+        }
+    }
+
+    /// Milliseconds before the first block that is asked for now comes from disk: `queued` others are read before, and the
+    /// oldest read has taken `stuck` so far.
+    #[must_use]
+    pub(super) fn disk_wait_ms(&self, block_bytes: usize, queued: usize, stuck: Duration) -> f64 {
+        DISK_LATENCY_MS + stuck.as_secs_f64() * 1e3 + queued as f64 * self.block_ms(Tier::Disk, block_bytes)
+    }
+
     /// Milliseconds to compute one prompt token, as measured; 0 when it was not.
     #[must_use]
     pub(super) fn compute_ms(&self) -> f64 {
@@ -123,18 +140,15 @@ impl Forecast {
 
     /// How many of the leading blocks to fetch: as many as save most time; `None` when computing is sooner.
     pub(super) fn worth(&mut self, need: Need<'_>) -> Option<Worth> {
-        let block_mib = mib(need.block_bytes);
         let compute = self.compute.ms * need.block_tokens as f64;
-        let latency = DISK_LATENCY_MS + need.stuck.as_secs_f64() * 1e3 + need.queued as f64 * block_mib * self.disk.ms;
+        let latency = self.disk_wait_ms(need.block_bytes, need.queued, need.stuck);
         let (mut cost, mut saved, mut best) = (0.0, 0.0, (0.0, 0));
         let mut disk_used = false;
         for (index, tier) in need.chain.iter().enumerate() {
-            cost += match tier {
-                Tier::Device => 0.0,
-                Tier::Host => block_mib * self.host.ms,
-                Tier::Disk => block_mib * self.disk.ms + if disk_used { 0.0 } else { latency },
-            };
-            disk_used |= *tier == Tier::Disk;
+            cost += self.block_ms(*tier, need.block_bytes);
+            if *tier == Tier::Disk && !disk_used {
+                (cost, disk_used) = (cost + latency, true);
+            }
             saved += compute;
             if saved - cost > best.0 {
                 best = (saved - cost, index + 1);

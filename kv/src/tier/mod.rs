@@ -132,6 +132,8 @@ pub struct TierLoad {
     pub unwritten: u64,
     /// Bytes a second to the device as measured lately; 0 when none came yet.
     pub bytes_per_second: f64,
+    /// Milliseconds that one block is expected to take to the device: as measured, or a guess before the first one came.
+    pub block_ms: f64,
 }
 
 /// The tiers of an engine in numbers.
@@ -145,6 +147,10 @@ pub struct TierStats {
     pub found: u64,
     /// Those of them that were fetched in time.
     pub fetched: u64,
+    /// Of those found, left where they were because they are computed sooner.
+    pub slower: u64,
+    /// Of those found, left because the disk does not answer.
+    pub stalled: u64,
     /// Requests that stopped waiting and computed.
     pub late: u64,
     /// Blocks being read for requests.
@@ -153,6 +159,8 @@ pub struct TierStats {
     pub leaving: u64,
     /// Milliseconds that the engine takes to compute one prompt token, as measured; 0 when it was not.
     pub compute_ms: f64,
+    /// Milliseconds until the first block of a new request would come from disk.
+    pub disk_wait_ms: f64,
     /// The host's memory.
     pub host: TierLoad,
     /// The disk.

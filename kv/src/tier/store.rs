@@ -225,7 +225,8 @@ impl Tiers {
     /// Numbers.
     #[must_use]
     pub fn stats(&self) -> TierStats {
-        self.shared.lock().book.stats()
+        let now = self.now();
+        self.shared.lock().book.stats(now)
     }
 
     /// Conservation of places and bytes. For tests and debug assertions.
@@ -246,7 +247,7 @@ impl Tiers {
             }
         }
         if !self.shared.wait(until, |state| state.book.is_settled()) {
-            let left = self.shared.lock().book.stats().leaving;
+            let left = self.stats().leaving;
             tracing::warn!(left, "blocks were not written to disk in time");
         }
         if let Err(error) = disk.sync() {

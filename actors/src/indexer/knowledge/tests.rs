@@ -117,6 +117,7 @@ fn a_worker_is_sound_when_it_just_appeared_and_unsound_when_it_broke_off() {
         turn_age_ms: 0,
         admitted: 0,
         link: crate::route::split::KvLink::default(),
+        tiers: None,
     };
     knowledge.load(&worker(), token, report.clone()).expect("own token");
     assert!(!sound(&knowledge), "draining");

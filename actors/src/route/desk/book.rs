@@ -10,8 +10,9 @@ use starling_ids::{Incarnation, RequestId, WorkerId};
 use super::{
     super::{
         ask::missing,
+        below::Below,
         fleet::{Heard, Slot, Standing},
-        policy::{Choice, by_its_account},
+        policy::{Choice, Question, by_its_account},
         rebalance::{Pace, Shift},
         split::Source,
     },
@@ -201,7 +202,12 @@ impl Desk {
         let slot = choice.slot;
         let (worker, incarnation) = self.fleet.life(slot)?.clone();
         let hit_blocks = self.hits[slot];
-        let (tokens, blocks) = missing(ask, hit_blocks);
+        let (mut tokens, blocks) = missing(ask, hit_blocks);
+        if self.by_ms && self.below.get(slot).is_some_and(Below::any) {
+            // What it loads is not computed, though it needs room all the same.
+            let question = Question { ask, fleet: &self.fleet, hits: &self.hits, below: &self.below, draw: 0 };
+            tokens = u64::from(question.computed_tokens(slot));
+        }
         let sequences = ask.choices.max(1);
         // The prompt counts where it is computed; its blocks where they stay.
         let partner = source.filter(|source| source.compute);

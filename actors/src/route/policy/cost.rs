@@ -38,8 +38,10 @@ impl Default for Cost {
 pub struct Terms {
     /// Until the prompt tokens queued before it are computed, in steps that also decode.
     pub queue: f64,
-    /// Computing the prompt tokens that the cache lacks.
+    /// Computing the prompt tokens that the cache lacks, but for those that are loaded.
     pub prefill: f64,
+    /// Loading blocks from the worker's own slower tiers, where that is sooner than computing them.
+    pub load: f64,
     /// Waiting for a place in a full batch.
     pub place: f64,
     /// Waiting for KV blocks.
@@ -55,16 +57,26 @@ pub struct Terms {
 impl Terms {
     /// Until the first token.
     #[must_use]
-    #[inline(always)]
     pub fn first_token(&self) -> f64 {
+        self.computed() + self.load
+    }
+
+    /// The same of one that loads nothing.
+    #[inline(always)]
+    fn computed(&self) -> f64 {
         self.queue + self.prefill + self.place + self.blocks
     }
 
     /// Their sum.
     #[must_use]
-    #[inline(always)]
     pub fn total(&self) -> f64 {
         self.first_token() + self.harm + self.later - self.shared
+    }
+
+    /// The same of one that loads nothing and shares nothing.
+    #[inline(always)]
+    fn plain(&self) -> f64 {
+        self.computed() + self.harm + self.later
     }
 }
 
@@ -109,6 +121,7 @@ impl Request {
         Terms {
             queue: worker.queue,
             prefill: own + round_up(missed / worker.step_tokens) * worker.step,
+            load: 0.0,
             place: worker.place * self.answer,
             blocks: larger(lacking, 0.0) * worker.block * self.answer,
             harm: worker.harm * missed * self.harm,
@@ -156,10 +169,13 @@ impl Cost {
     #[must_use]
     pub fn judge(&self, question: &Question<'_>, slot: Slot) -> Terms {
         let request = Request::of(question.ask, self);
-        let (missed, hits) = (f64::from(question.missed_tokens(slot)), f64::from(question.hits[slot]));
+        let (load, hits) = (question.load(slot), question.hits[slot]);
+        let missed = question.computed_tokens(slot);
         let worker = question.fleet.columns.worker(slot);
-        let shared = self.shared.spared(question.hits[slot]) * f64::from(question.ask.block_tokens);
-        Terms { shared: shared * worker.prefill, ..request.judge(worker, missed, hits) }
+        let shared = self.shared.spared(hits + load.blocks) * f64::from(question.ask.block_tokens);
+        // Loaded blocks need room like computed ones.
+        let terms = request.judge(worker, f64::from(missed), f64::from(hits));
+        Terms { load: load.ms, shared: shared * worker.prefill, ..terms }
     }
 }
 
@@ -173,7 +189,10 @@ impl Scorer for Cost {
     }
 
     fn prepare(&mut self, question: &Question<'_>) {
-        let deepest = question.hits.iter().copied().max().unwrap_or_default();
+        let mut deepest = question.hits.iter().copied().max().unwrap_or_default();
+        for slot in 0..question.below.len() {
+            deepest = deepest.max(question.hits[slot] + question.load(slot).blocks);
+        }
         self.moving = self.later * going_on(question.ask, deepest);
         self.shared.learn(question.hits, self.moving);
     }
@@ -184,10 +203,12 @@ impl Scorer for Cost {
         let width = costs.len().min(question.fleet.width()).min(question.hits.len());
         let (costs, hits) = (&mut costs[..width], &question.hits[..width]);
         let lacks = |hits: f64| larger(prompt - hits * block, 1.0);
+        let lower = question.below.iter().take(width).enumerate().filter(|(_, below)| below.any());
+        let lower: Vec<(Slot, f64)> = lower.map(|(slot, _)| (slot, costs[slot])).collect();
         question.fleet.columns.each(costs, hits, |worker, hits| {
             // The last token is always computed, for what follows it.
             let hits = f64::from(hits);
-            weight * request.judge(worker, lacks(hits), hits).total()
+            weight * request.judge(worker, lacks(hits), hits).plain()
         });
         if !self.shared.is_empty() {
             let prefill = question.fleet.columns.prefill(width);
@@ -195,13 +216,20 @@ impl Scorer for Cost {
                 *cost -= weight * self.shared.spared(*hits) * block * prefill;
             }
         }
+        // The few that would load something, one by one.
+        for (slot, before) in lower {
+            costs[slot] = before + weight * self.cost(question, slot);
+        }
     }
 
     fn terms(&self, question: &Question<'_>, slot: Slot, told: &mut dyn FnMut(&'static str, f64)) {
-        let Terms { queue, prefill, place, blocks, harm, later, shared } = self.judge(question, slot);
+        let Terms { queue, prefill, load, place, blocks, harm, later, shared } = self.judge(question, slot);
         let first = [("queue", queue), ("prefill", prefill), ("place", place), ("blocks", blocks)];
         for (name, ms) in first.into_iter().chain([("harm", harm), ("later", later)]) {
             told(name, ms);
+        }
+        if load > 0.0 {
+            told("load", load);
         }
         if shared > 0.0 {
             told("shared", -shared);

@@ -30,6 +30,7 @@ pub use pickers::{Fairest, Lowest, Softmin, TwoDraws};
 pub use plain::{AnyOf, Far, Fill, KvUse, LeastLoaded, Missing, Turns};
 
 use super::{
+    below::{Below, Load},
     desk::Ask,
     fleet::{Fleet, Slot},
 };
@@ -43,6 +44,8 @@ pub struct Question<'a> {
     pub fleet: &'a Fleet,
     /// For each slot, leading blocks of the prompt in that worker's cache.
     pub hits: &'a [u32],
+    /// For each slot, what follows those blocks on the worker's slower tiers; empty when nobody has any.
+    pub below: &'a [Below],
     /// A number that differs from decision to decision and from shard to shard.
     pub draw: u64,
 }
@@ -54,6 +57,24 @@ impl Question<'_> {
         let hit = self.hits[slot].saturating_mul(self.ask.block_tokens);
         // The last token is always computed, for what follows it.
         self.ask.prompt_tokens.saturating_sub(hit).max(1)
+    }
+
+    /// Those of them that it would not load instead.
+    #[must_use]
+    pub fn computed_tokens(&self, slot: Slot) -> u32 {
+        let loaded = self.load(slot).blocks.saturating_mul(self.ask.block_tokens);
+        self.missed_tokens(slot).saturating_sub(loaded).max(1)
+    }
+
+    /// What a worker would bring to its device from its slower tiers, because that is sooner than computing it.
+    #[must_use]
+    pub fn load(&self, slot: Slot) -> Load {
+        let below = self.below.get(slot).copied().unwrap_or_default();
+        let Some(rates) = self.fleet.heard[slot].tiers.filter(|_| below.any()) else { return Load::default() };
+        let (hits, block) = (self.hits[slot], self.ask.block_tokens.max(1));
+        // The last token is computed in any case.
+        let most = (self.ask.prompt_tokens.saturating_sub(1) / block).saturating_sub(hits);
+        below.after(hits).load(rates, f64::from(block) * self.fleet.columns.worker(slot).prefill, most)
     }
 }
 

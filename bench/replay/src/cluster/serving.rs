@@ -167,5 +167,6 @@ fn account(report: &LoadReport, at: Duration) -> Heard {
         admitted: report.admitted,
         rates: report.rates,
         link: report.link,
+        tiers: report.tiers,
     }
 }

@@ -39,7 +39,7 @@ proptest! {
         let desk = fleet(&workers);
         let ask = Ask { prompt_tokens: 311, block_tokens: 16, answer_expected: 70.0, ..Ask::default() };
         let hits = &depths[..desk.fleet().width()];
-        let question = Question { ask: &ask, fleet: desk.fleet(), hits, draw: 0 };
+        let question = Question { ask: &ask, fleet: desk.fleet(), hits, below: &[], draw: 0 };
         let mut cost = Cost::new(harm, 2.0);
         cost.prepare(&question);
         let mut costs = vec![0.0; hits.len()];
