@@ -15,6 +15,7 @@ mod forward;
 mod leaving;
 mod ledger;
 mod meter;
+mod patience;
 mod port;
 mod publisher;
 pub mod rates;

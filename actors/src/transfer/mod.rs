@@ -68,6 +68,8 @@ pub enum End {
     Corrupt,
     /// A transport could not bring a block.
     Broken,
+    /// By now it had been computed.
+    Late,
 }
 
 impl End {
@@ -82,6 +84,7 @@ impl End {
             Self::Superseded => "superseded",
             Self::Corrupt => "corrupt",
             Self::Broken => "broken",
+            Self::Late => "late",
         }
     }
 }

@@ -21,6 +21,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::{AgentShared, flight};
 use crate::{
+    route::split::KvLink,
     transfer::{
         End, Granted, HolderTicket, Limits, NotOpen, Party, TakerTicket,
         holder::{Asked, Holder, HolderEffect, Refusal, Word},
@@ -123,6 +124,11 @@ impl KvFace {
             tasks: tasks.clone(),
             began: Instant::now(),
         }
+    }
+
+    /// How fast blocks come to it from others.
+    pub(crate) fn link(&self) -> KvLink {
+        KvLink { block_bytes: self.memory.block_bytes, bytes_per_ms: self.agent.rate() / 1e3 }
     }
 
     fn now(&self) -> Duration {

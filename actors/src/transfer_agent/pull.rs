@@ -48,6 +48,18 @@ pub(crate) struct Pull<'a> {
     pub(crate) live: Option<AttemptId>,
     /// Which answer of the request.
     pub(crate) choice: u32,
+    /// Until when to wait for blocks that could be computed instead.
+    pub(crate) until: Option<Instant>,
+}
+
+impl Pull<'_> {
+    /// Its time is over; never, when it has no bound but its lease.
+    async fn late(&self) {
+        match self.until {
+            Some(until) => tokio::time::sleep_until(until.into()).await,
+            None => std::future::pending().await,
+        }
+    }
 }
 
 /// What the holder said beside blocks.
@@ -146,7 +158,12 @@ async fn open(pull: &Pull<'_>, ticket: TakerTicket, holder: &Party, attempt: Att
     let body = rmp_serde::to_vec(&ask).map_err(|_| End::Broken)?;
     let (node, endpoint) = (&holder.worker.node, names::worker_kv(holder.worker.index));
     let opening = pull.mesh.open(node, holder.incarnation, &endpoint, pull.context.clone(), body.into());
-    let stream = match timeout(OPEN_MAX, opening).await {
+    let opened = tokio::select! {
+        biased;
+        opened = timeout(OPEN_MAX, opening) => opened,
+        () = pull.late() => return Err(End::Late),
+    };
+    let stream = match opened {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             tracing::info!(holder = %holder.worker, %error, "the ticket was refused; computing here");
@@ -225,6 +242,7 @@ async fn bring(
                 // A transfer failed, or the lease is over; the settling follows.
                 _ => break End::Broken,
             },
+            () = pull.late() => break End::Late,
         }
     };
     open.say(if end == End::Complete { Word::Complete } else { Word::Abort });

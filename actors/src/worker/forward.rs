@@ -27,7 +27,6 @@ use super::{
 use crate::{
     generate::WayNote,
     report::{LoadReport, WorkerNews},
-    route::split::KvLink,
 };
 
 /// How often a silent request stream shows that its worker is alive; well below the reader's inactivity limit.
@@ -263,7 +262,7 @@ fn report(load: &mut watch::Receiver<LoadReport>, port: &Port, shared: &WorkerSh
     let mut report = load.borrow_and_update().clone();
     report.turn_age_ms = u64::try_from(port.pulse.age().as_millis()).unwrap_or(u64::MAX);
     if let Some(kv) = port.kv.get() {
-        report.link = KvLink { block_bytes: kv.memory.block_bytes, bytes_per_ms: kv.agent.rate() / 1e3 };
+        report.link = kv.link();
     }
     report.draining = shared.draining.load(Ordering::Relaxed);
     encode(&WorkerNews::Load(report)).unwrap_or_default()

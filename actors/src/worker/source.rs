@@ -4,7 +4,10 @@
 //! or only gives what it has cached. Whatever does not come is computed here: the request never fails because of its
 //! source. Never: tells a client a token twice. Bounds: one task a request, owned by the worker's life.
 
-use std::sync::{Arc, mpsc::TrySendError};
+use std::{
+    sync::{Arc, mpsc::TrySendError},
+    time::Instant,
+};
 
 use starling_cluster::stream::{Context, Fault, FaultKind};
 use starling_engine::{FinishReason, SubmitError};
@@ -18,6 +21,7 @@ use super::{
     doors::refusal,
     leaving::{Luggage, TakenOver},
     ledger::RequestKey,
+    patience::Known,
     port::{AnswerStart, Command, Delivery, Port, Submission},
 };
 use crate::{
@@ -96,7 +100,15 @@ async fn bring(sourced: &Sourced, prompt: &Arc<[TokenId]>) -> Brought {
         // It is all here by now.
         return Brought { here: Some(here), first, ..Brought::default() };
     }
-    let job = Pull { mesh: &shared.mesh, kv, source, spec, context, first, blocks, live: None, choice: 0 };
+    let mut until = None;
+    if !source.compute {
+        let Some(wait) = known(sourced).patience(u32::try_from(room.slots().len()).unwrap_or(u32::MAX)) else {
+            count(source, "slower");
+            return Brought { here: Some(here), first, ..Brought::default() };
+        };
+        until = Some(Instant::now() + wait);
+    }
+    let job = Pull { mesh: &shared.mesh, kv, source, spec, context, first, blocks, live: None, choice: 0, until };
     let (mut said, mut last) = (None, None);
     let (ready, end) = pull(&job, room, |heard| match heard {
         Heard::Frame(frame) if said.is_none() => said = tell(sourced, frame),
@@ -109,6 +121,17 @@ async fn bring(sourced: &Sourced, prompt: &Arc<[TokenId]>) -> Brought {
         tracing::info!(request = %context.request, source = %source.worker, end = end.label(), "computing the rest here");
     }
     Brought { here: Some(here), first, ready, said, last }
+}
+
+/// What this worker knows of its link and of its own speed.
+fn known(sourced: &Sourced) -> Known {
+    let Sourced { shared, port, kv, .. } = sourced;
+    Known {
+        link: kv.link(),
+        rates: port.load.borrow().rates,
+        block_tokens: shared.model.card().block_tokens,
+        step_tokens: port.limits.get().map_or(1, |limits| limits.batch_tokens_max),
+    }
 }
 
 /// Tells the client the first token; the token and whether the answer is over with it.

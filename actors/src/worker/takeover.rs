@@ -111,7 +111,18 @@ async fn prefix(arriving: &Arriving) -> Option<()> {
     let first = here.slots().len();
     // No answer has this number.
     let choice = u32::MAX;
-    let job = Pull { mesh: &shared.mesh, kv, source: &source, spec: &spec, context, first, blocks, live: None, choice };
+    let job = Pull {
+        mesh: &shared.mesh,
+        kv,
+        source: &source,
+        spec: &spec,
+        context,
+        first,
+        blocks,
+        live: None,
+        choice,
+        until: None,
+    };
     let (ready, _) = pull(&job, room, |_| {}).await;
     let arrived = Arrived { here: Some(here), first, ready, seed: *seed, tokens: prompt, then: None };
     port.commands.try_send(Command::Arrived(Box::new(arrived))).ok()
@@ -133,7 +144,7 @@ async fn bring_one(arriving: &Arriving, choice: u32) -> Result<Option<Brought>, 
     let source = source_of(moves, blocks);
     let first = here.slots().len();
     let live = Some(moves.attempt);
-    let job = Pull { mesh: &shared.mesh, kv, source: &source, spec, context, first, blocks, live, choice };
+    let job = Pull { mesh: &shared.mesh, kv, source: &source, spec, context, first, blocks, live, choice, until: None };
     let (mut last, mut coming, mut over) = (None, None::<Coming>, false);
     let (ready, end) = pull(&job, room, |heard| match heard {
         Heard::Cut => coming = Some(Coming::new(&kv.arrivals)),

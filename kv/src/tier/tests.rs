@@ -337,6 +337,8 @@ fn xfr_13_a_disk_that_hangs_holds_nobody_up() {
     assert!(tiers.stats().leaving as usize <= LEAVING_BYTES / BYTES + 1);
     // Long stuck: nobody is sent there.
     until("the wait shows", || tiers.worth(&hashes).is_none());
+    until("it is counted as that", || tiers.worth(&hashes).is_none() && tiers.stats().stalled >= 8);
+    assert!(tiers.stats().disk_wait_ms > 1_000.0, "routers are told");
     file.set(Mode::Works);
     until("it goes on", || tiers.stats().reading == 0);
     assert_eq!(tiers.stats().late, 1);
