@@ -1,16 +1,24 @@
 """Split serving against one worker that does both, with the real model: time to the first token, and what running answers feel of it.
 
-  python3 bench/split_serving.py [--binary target/release/starling] [--model FILE] [--tokens 1500] [--prompts 5] [--streams 2]
+  python3 bench/split_serving.py [--binary target/release/starling] [--model FILE] [--tokens 1500] [--prompts 5] [--streams 2] [--beside 2] [--threads] [--no-whole]
 
-One node whose worker does everything; then a decode node (with the gateway) and a prefill node. Every process computes with one
-thread, so that two of them fit on two cores. In each arrangement long prompts go one after another to idle workers, which
-gives TTFT; then some answers run, and long prompts come beside them: the time between two pieces of those answers before and
-while a prompt is computed is its ITL. Prints both, the KV bytes of a prompt, the bandwidth that the transfer agent measured,
-and the bar: TTFT at most that of the one worker + 1.3 x bytes / bandwidth + 5 ms. The texts must be the same. Nothing but the standard library.
+One node whose worker does everything; then a decode node (with the gateway) and a prefill node; then, as a control, two nodes
+that know nothing of each other, the second of which computes the same prompts for itself: what running answers lose there is
+the machine's share (caches, memory, clock), not the hand-over's. Every process computes with one thread, so that two of them
+fit on two cores. In each arrangement long prompts go one after another to idle workers, which gives TTFT; then some answers
+run, and `--beside` long prompts come beside them: the time between two pieces of those answers while a prompt is computed is
+its ITL. An answer's steps become longer with every token, so each of those spans lies between two spans of rest of half its length or
+more, and is compared with both. Prints all of it, the KV bytes of a prompt, the bandwidth that the transfer agent measured,
+and the bar: TTFT at most that of the one worker + 1.3 x bytes / bandwidth + 5 ms. `--threads` also prints what each thread of
+the nodes and this client itself computed and how long it waited for a core. The texts must be the same. Nothing but the
+standard library.
 """
 
 import argparse
+import collections
+import http.client
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -24,7 +32,8 @@ import urllib.request
 
 from peer_pull import Stream, metric, prompt, start
 
-SPLIT = r'starling_worker_sourced_total\{kind="split",outcome="complete"\}'
+WHOLE, SPLIT, CONTROL = "one worker", "prefill and decode", "two strangers"
+SOURCED = r'starling_worker_sourced_total\{kind="split",outcome="complete"\}'
 BYTES = r"starling_transfer_bytes_total"
 RATE = r"starling_transfer_bytes_per_second"
 
@@ -34,27 +43,38 @@ class Timed(Stream):
 
     def follow(self):
         self.times = []
-        for line in self.response:
-            if line.startswith(b"data: {"):
-                for choice in json.loads(line[6:]).get("choices", []):
-                    if choice.get("text"):
-                        self.times.append(time.perf_counter())
-                        self.text += choice["text"]
+        try:
+            for line in self.response:
+                if line.startswith(b"data: {"):
+                    now = time.perf_counter()
+                    for choice in json.loads(line[6:]).get("choices", []):
+                        if choice.get("text"):
+                            self.times.append(now)
+        except (OSError, ValueError, AttributeError, http.client.HTTPException):
+            pass  # It was left.
 
 
-def nodes(arguments, home, split):
+def nodes(arguments, home, kind):
     same = ["--workers", "1", "--threads", "1", "--log-level", "warn"]
     same += ["--model", arguments.model] if arguments.model else []
-    up = [arguments.binary, "up", "--name", "box", "--http", "127.0.0.1:0", "--bind", "127.0.0.1:0", "--data-dir", str(home / "box")]
-    found = [start(up + same + ["--worker-role", "decode" if split else "both"], home / "box")]
-    if split:
+
+    def up(name, role):
+        command = [arguments.binary, "up", "--name", name, "--http", "127.0.0.1:0", "--bind", "127.0.0.1:0", "--data-dir", str(home / name)]
+        return start(command + same + ["--worker-role", role], home / name)
+
+    if kind == CONTROL:
+        found, wanted = [up("box", "both"), up("far", "both")], 1
+    elif kind == SPLIT:
+        found, wanted = [up("box", "decode")], 2
         facts = json.dumps({key: value for key, value in found[0][1].items() if key != "http"})
         seed = re.search(r"127\.0\.0\.1:\d+", facts).group()
         join = [arguments.binary, "join", seed, "--name", "far", "--role", "worker", "--http", "127.0.0.1:0", "--worker-role", "prefill"]
         found.append(start(join + same + ["--data-dir", str(home / "far"), "--key-file", str(home / "box" / "cluster.key")], home / "far"))
+    else:
+        found, wanted = [up("box", "both")], 1
     for _ in range(300):
         rows = subprocess.run([arguments.binary, "instances", "--data-dir", str(home / "box")], capture_output=True, text=True)
-        if len(re.findall(r"worker.*alive +yes", rows.stdout)) >= len(found):
+        if len(re.findall(r"worker.*alive +yes", rows.stdout)) >= wanted:
             return found
         time.sleep(0.1)
     raise SystemExit("the workers are not ready")
@@ -64,24 +84,66 @@ def gaps(streams, begin, end):
     return [b - a for stream in streams for a, b in zip(stream.times, stream.times[1:]) if begin <= a and b <= end]
 
 
+def spent(found):
+    """By thread name: (nanoseconds on a core, nanoseconds ready but waiting, times put on a core); this client as one thread."""
+    total = collections.defaultdict(lambda: [0, 0, 0])
+    for place, pid in [("client", os.getpid())] + [(name, node.pid) for name, (node, _) in zip(("box", "far"), found)]:
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            try:
+                numbers = [int(word) for word in (task / "schedstat").read_text().split()]
+                name = f"{place} {(task / 'comm').read_text().strip() if place != 'client' else ''}"
+            except OSError:
+                continue
+            total[name] = [a + b for a, b in zip(total[name], numbers)]
+    return total
+
+
+class Spans:
+    """Collects gaps, and what the threads did, over spans of one kind."""
+
+    def __init__(self, streams, found):
+        self.streams, self.found, self.gaps, self.seconds = streams, found, [], 0.0
+        self.threads = collections.defaultdict(lambda: [0, 0, 0])
+
+    def over(self, what):
+        before, begun = spent(self.found), time.perf_counter()
+        result = what()
+        ended, after = time.perf_counter(), spent(self.found)
+        self.gaps += gaps(self.streams, begun, ended)
+        self.seconds += ended - begun
+        for name, numbers in after.items():
+            self.threads[name] = [t + a - b for t, a, b in zip(self.threads[name], numbers, before[name])]
+        return result
+
+    def mean(self):
+        return statistics.mean(self.gaps)
+
+    def print(self, what, threads):
+        print(f"  ITL of running answers {what}: mean {1e3 * self.mean():.2f}, p50 {1e3 * statistics.median(self.gaps):.2f}, "
+              f"p99 {1e3 * percentile(self.gaps, 0.99):.1f}, longest {1e3 * max(self.gaps):.1f} ms ({len(self.gaps)} gaps)", flush=True)
+        for name, (ran, waited, times) in sorted(self.threads.items(), key=lambda row: -row[1][0]) if threads else []:
+            if ran > 1e6 * self.seconds:
+                print(f"    {name:24} {1e-7 * ran / self.seconds:5.1f} % of a core, waited {1e-7 * waited / self.seconds:4.1f} %, "
+                      f"{times / self.seconds:6.0f} turns a second")
+
+
 def percentile(values, share):
     values = sorted(values)
     return values[min(len(values) - 1, int(len(values) * share))]
 
 
-def measure(arguments, split):
+def measure(arguments, kind):
     home = pathlib.Path(tempfile.mkdtemp(prefix="split-serving-"))
-    found = nodes(arguments, home, split)
-    name = "prefill and decode" if split else "one worker"
+    found = nodes(arguments, home, kind)
     try:
-        address = found[0][1]["http"]
+        address, prompts = found[0][1]["http"], found[-1 if kind == CONTROL else 0][1]["http"]
         model = json.loads(urllib.request.urlopen(f"http://{address}/v1/models", timeout=30).read())["data"][0]["id"]
         for seed in range(4):
             Stream(address, model, prompt(100, 50 + seed), 32).read()
-        Stream(address, model, prompt(300, 60), 4).read()
-        before = metric(found, BYTES), metric(found, SPLIT)
-        quiet = [Stream(address, model, prompt(arguments.tokens, 100 + seed), 16).read() for seed in range(arguments.prompts)]
-        came, splits = metric(found, BYTES) - before[0], metric(found, SPLIT) - before[1]
+        Stream(prompts, model, prompt(300, 60), 4).read()
+        before = metric(found, BYTES), metric(found, SOURCED)
+        quiet = [Stream(prompts, model, prompt(arguments.tokens, 100 + seed), 16).read() for seed in range(arguments.prompts)]
+        came, splits = metric(found, BYTES) - before[0], metric(found, SOURCED) - before[1]
         rate = metric(found, RATE)
         streams = [Timed(address, model, prompt(60, 200 + seed), 1500) for seed in range(arguments.streams)]
         threads = [threading.Thread(target=stream.follow, daemon=True) for stream in streams]
@@ -89,15 +151,12 @@ def measure(arguments, split):
             thread.start()
         while any(len(getattr(stream, "times", [])) < 20 for stream in streams):
             time.sleep(0.01)
-        begun = time.perf_counter()
-        time.sleep(2)
-        ended = time.perf_counter()
-        alone = gaps(streams, begun, ended)
-        beside, busy = [], []
-        for seed in range(max(1, arguments.prompts // 2)):
-            begun = time.perf_counter()
-            busy.append(Stream(address, model, prompt(arguments.tokens, 300 + seed), 2).read())
-            beside += gaps(streams, begun, time.perf_counter())
+        rest, beside = Spans(streams, found), Spans(streams, found)
+        rest.over(lambda: time.sleep(1))
+        busy = []
+        for seed in range(arguments.beside):
+            busy.append(beside.over(lambda: Stream(prompts, model, prompt(arguments.tokens, 300 + seed), 2).read()))
+            rest.over(lambda: time.sleep(1 if seed == arguments.beside - 1 else 2))
         still = all(thread.is_alive() for thread in threads)
         for stream in streams:
             stream.leave()
@@ -107,14 +166,13 @@ def measure(arguments, split):
             node.wait()
         shutil.rmtree(home, ignore_errors=True)
     ttft = statistics.median(stream.first for stream in quiet)
-    print(f"{name}: TTFT p50 {ttft:.0f} ms ({min(s.first for s in quiet):.0f} to {max(s.first for s in quiet):.0f}), beside {len(streams)} answers "
+    print(f"{kind}: TTFT p50 {ttft:.0f} ms ({min(s.first for s in quiet):.0f} to {max(s.first for s in quiet):.0f}), beside {len(streams)} answers "
           f"{statistics.median(s.first for s in busy):.0f} ms; {splits:.0f} of {arguments.prompts} split", flush=True)
-    for what, values in [("alone", alone), ("while prompts are computed", beside)]:
-        print(f"  ITL of running answers {what}: mean {1e3 * statistics.mean(values):.1f}, p50 {1e3 * statistics.median(values):.1f}, "
-              f"p99 {1e3 * percentile(values, 0.99):.1f}, longest {1e3 * max(values):.1f} ms ({len(values)} gaps)", flush=True)
+    rest.print("at rest", arguments.threads)
+    beside.print("while prompts are computed", arguments.threads)
     if not still:
         print("  the running answers ended too early: these are not ITL beside all prompts")
-    return ttft, [stream.text for stream in quiet], (came / arguments.prompts, rate), (statistics.mean(alone), statistics.mean(beside))
+    return ttft, [stream.text for stream in quiet], (came / arguments.prompts, rate), beside.mean() / rest.mean()
 
 
 def main():
@@ -125,14 +183,20 @@ def main():
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--prompts", type=int, default=5)
     parser.add_argument("--streams", type=int, default=2)
+    parser.add_argument("--beside", type=int, default=2)
+    parser.add_argument("--threads", action="store_true")
+    parser.add_argument("--no-whole", action="store_true", help="leave the one worker out")
     arguments = parser.parse_args()
-    local, texts, _, whole = measure(arguments, False)
-    ttft, split_texts, (size, rate), parts = measure(arguments, True)
-    same = sum(a == b for a, b in zip(texts, split_texts))
+    found = {kind: measure(arguments, kind) for kind in [WHOLE, SPLIT, CONTROL] if not (arguments.no_whole and kind == WHOLE)}
+    ttft, split_texts, (size, rate), parts = found[SPLIT]
     moving = 1e3 * size / rate if rate else float("nan")
-    print(f"{size / 2**20:.1f} MiB a prompt at {rate / 1e9:.2f} GB/s: {moving:.1f} ms; TTFT {ttft:.0f} ms, bar {local:.0f} + 1.3 x {moving:.1f} + 5 = "
-          f"{local + 1.3 * moving + 5:.0f} ms; {same} of {len(texts)} texts the same; ITL {parts[1] / parts[0]:.2f} x while prompts are computed, "
-          f"{whole[1] / whole[0]:.2f} x on the one worker")
+    print(f"{size / 2**20:.1f} MiB a prompt at {rate / 1e9:.2f} GB/s: {moving:.1f} ms")
+    if WHOLE in found:
+        local, texts, _, whole = found[WHOLE]
+        same = sum(a == b for a, b in zip(texts, split_texts))
+        print(f"TTFT {ttft:.0f} ms, bar {local:.0f} + 1.3 x {moving:.1f} + 5 = {local + 1.3 * moving + 5:.0f} ms; {same} of {len(texts)} texts the same; "
+              f"ITL on the one worker {whole:.1f} x while prompts are computed")
+    print(f"ITL while prompts are computed {parts:.3f} x, beside a stranger that computes them {found[CONTROL][3]:.3f} x")
 
 
 if __name__ == "__main__":
