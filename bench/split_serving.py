@@ -7,8 +7,8 @@ that know nothing of each other, the second of which computes the same prompts f
 the machine's share (caches, memory, clock), not the hand-over's. Every process computes with one thread, so that two of them
 fit on two cores. In each arrangement long prompts go one after another to idle workers, which gives TTFT; then some answers
 run, and `--beside` long prompts come beside them: the time between two pieces of those answers while a prompt is computed is
-its ITL. An answer's steps become longer with every token, so each of those spans lies between two spans of rest of half its length or
-more, and is compared with both. Prints all of it, the KV bytes of a prompt, the bandwidth that the transfer agent measured,
+its ITL. An answer's steps become longer with every token (10 ms at the beginning, 18 ms 1,000 tokens later), so each of those
+spans is compared with the mean of the seconds of rest just before and just after it. Prints all of it, the KV bytes of a prompt, the bandwidth that the transfer agent measured,
 and the bar: TTFT at most that of the one worker + 1.3 x bytes / bandwidth + 5 ms. `--threads` also prints what each thread of
 the nodes and this client itself computed and how long it waited for a core. The texts must be the same. Nothing but the
 standard library.
@@ -102,7 +102,7 @@ class Spans:
     """Collects gaps, and what the threads did, over spans of one kind."""
 
     def __init__(self, streams, found):
-        self.streams, self.found, self.gaps, self.seconds = streams, found, [], 0.0
+        self.streams, self.found, self.gaps, self.means, self.seconds = streams, found, [], [], 0.0
         self.threads = collections.defaultdict(lambda: [0, 0, 0])
 
     def over(self, what):
@@ -110,16 +110,14 @@ class Spans:
         result = what()
         ended, after = time.perf_counter(), spent(self.found)
         self.gaps += gaps(self.streams, begun, ended)
+        self.means.append(statistics.mean(gaps(self.streams, begun, ended)))
         self.seconds += ended - begun
         for name, numbers in after.items():
             self.threads[name] = [t + a - b for t, a, b in zip(self.threads[name], numbers, before[name])]
         return result
 
-    def mean(self):
-        return statistics.mean(self.gaps)
-
     def print(self, what, threads):
-        print(f"  ITL of running answers {what}: mean {1e3 * self.mean():.2f}, p50 {1e3 * statistics.median(self.gaps):.2f}, "
+        print(f"  ITL of running answers {what}: mean {1e3 * statistics.mean(self.gaps):.2f}, p50 {1e3 * statistics.median(self.gaps):.2f}, "
               f"p99 {1e3 * percentile(self.gaps, 0.99):.1f}, longest {1e3 * max(self.gaps):.1f} ms ({len(self.gaps)} gaps)", flush=True)
         for name, (ran, waited, times) in sorted(self.threads.items(), key=lambda row: -row[1][0]) if threads else []:
             if ran > 1e6 * self.seconds:
@@ -152,11 +150,11 @@ def measure(arguments, kind):
         while any(len(getattr(stream, "times", [])) < 20 for stream in streams):
             time.sleep(0.01)
         rest, beside = Spans(streams, found), Spans(streams, found)
-        rest.over(lambda: time.sleep(1))
         busy = []
         for seed in range(arguments.beside):
+            rest.over(lambda: time.sleep(1))
             busy.append(beside.over(lambda: Stream(prompts, model, prompt(arguments.tokens, 300 + seed), 2).read()))
-            rest.over(lambda: time.sleep(1 if seed == arguments.beside - 1 else 2))
+            rest.over(lambda: time.sleep(1))
         still = all(thread.is_alive() for thread in threads)
         for stream in streams:
             stream.leave()
@@ -172,7 +170,9 @@ def measure(arguments, kind):
     beside.print("while prompts are computed", arguments.threads)
     if not still:
         print("  the running answers ended too early: these are not ITL beside all prompts")
-    return ttft, [stream.text for stream in quiet], (came / arguments.prompts, rate), beside.mean() / rest.mean()
+    ratios = [mean / statistics.mean(rest.means[2 * at:2 * at + 2]) for at, mean in enumerate(beside.means)]
+    print(f"  each span beside a prompt against its seconds of rest: {', '.join(f'{ratio:.3f}' for ratio in ratios)}", flush=True)
+    return ttft, [stream.text for stream in quiet], (came / arguments.prompts, rate), statistics.mean(ratios)
 
 
 def main():

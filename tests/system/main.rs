@@ -19,6 +19,7 @@ mod faults;
 mod harness;
 mod join;
 mod keys;
+mod leave;
 mod mesh_freeze;
 mod mesh_names;
 mod mesh_restart;

@@ -184,11 +184,7 @@ impl Journey {
 
     /// A worker that is about to take the request over, when there is one.
     pub(super) async fn follow(mut self) -> Option<Leg> {
-        let mut tries = Tries::default();
-        tries.exclude.extend(self.moves.iter().map(|moves| moves.worker.clone()));
-        match self.find(tries).await {
-            // Whoever waits in a shard's queue may in the end be given any worker that did not fail, its own one, too.
-            Ok((_, routed)) if self.moves.as_ref().is_some_and(|moves| moves.worker == routed.worker) => None,
+        match self.find(Tries::away_from(self.moves.as_ref().map(|moves| &moves.worker))).await {
             Ok((opened, routed)) => Some(Leg::new(opened, routed, self.attempt())),
             Err(error) => {
                 tracing::debug!(request = %self.ask.request, %error, "nobody takes the request over");
@@ -219,6 +215,10 @@ impl Journey {
             self.ask.exclude.clone_from(&tries.exclude);
             self.ask.failed.clone_from(&tries.failed);
             let Some(routed) = route(&self.inner, &self.ask, &self.context, &mut tries).await else { break };
+            // A shard of an older release may name the worker that is to be left, when the request has waited there.
+            if self.moves.as_ref().is_some_and(|moves| moves.worker == routed.worker) {
+                break;
+            }
             if attempt + crowded > 0 {
                 metrics::counter!(Metric::GatewayRetries.name()).increment(1);
             }

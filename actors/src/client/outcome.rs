@@ -24,6 +24,13 @@ pub(super) struct Tries {
 }
 
 impl Tries {
+    /// Of a request that runs at a worker and looks for another one. It counts as failed, too: to any other a request that waits in a
+    /// shard's queue may come back, and it would be sent to the very worker that it is to leave.
+    pub(super) fn away_from(worker: Option<&WorkerId>) -> Self {
+        let own: Vec<_> = worker.into_iter().cloned().collect();
+        Self { exclude: own.clone(), failed: own, ..Self::default() }
+    }
+
     /// Notes that a worker could not take the request. An error is final: no other worker would do better.
     pub(super) fn note(&mut self, worker: &WorkerId, error: StreamError) -> Result<(), GenerateError> {
         let reason = format!("{worker}: {error}");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, future::join_all};
 use starling_engine::EngineLoad;
+use starling_ids::RequestId;
 
 use super::*;
 use crate::client::GenerateStream;
@@ -204,4 +205,75 @@ async fn requests_that_their_shard_asks_to_leave_go_on_elsewhere() {
     assert!(taken() > before, "nobody went elsewhere");
     assert!(workers.iter().all(|worker| load(worker).tokens_recomputed == 0));
     rig.end().await;
+}
+
+/// The workers that were chosen for a request, in their order.
+async fn chosen(rig: &Rig, request: RequestId) -> Vec<WorkerId> {
+    let receipts = rig.node.explain(request).await;
+    receipts.into_iter().map(|receipt| receipt.candidates[receipt.chosen].worker.clone()).collect()
+}
+
+/// All places are taken when everybody is asked to leave, so everybody waits in the queue of the shard; places become free
+/// at both workers, and nobody may be given one at the worker where it runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_waits_for_a_place_elsewhere_is_never_given_its_own_worker() {
+    let rig = Rig::with_model("move-waits", simulated(), 2).await;
+    eventually("both heard", || rig.node.heard() == 2).await;
+    // Every second one ends early and frees a place.
+    let request = |kind: TokenId, salt: &str| {
+        let mut spec = request(kind, salt);
+        spec.stop.tokens_max = if kind % 2 == 0 { 60 } else { 250 };
+        spec
+    };
+    let whole = async |kind| text(&rig.complete(request(kind, "whole")).await.expect("an answer"));
+    let whole = join_all((0..16).map(whole)).await;
+    let ask = async |kind: TokenId| {
+        let call = rig.call(request(kind, "waits"), Duration::from_secs(20));
+        let id = call.request;
+        let mut stream = rig.node.client().generate(call).await.expect("accepted");
+        let first = within("a frame", stream.next()).await.expect("goes on").expect("well");
+        (id, stream, vec![first])
+    };
+    let running = join_all((0..16).map(ask)).await;
+    // They wait inside the workers, which are full with them.
+    let ahead = join_all((16..20).map(|kind| rig.generate(request(kind, "ahead")))).await;
+    assert_eq!(rig.node.ask_all_to_leave(), 20);
+    let (ids, streams): (Vec<_>, Vec<_>) =
+        running.into_iter().map(|(id, stream, frames)| (id, (stream, frames))).unzip();
+    let texts = finish(streams).await;
+    for (stream, kind) in ahead.into_iter().zip(16..) {
+        let frames = all(stream.expect("accepted")).await.expect("an answer");
+        assert_eq!(text(&frames).len() as u32, request(kind, "").stop.tokens_max);
+    }
+    let mut looked = 0;
+    for (kind, id) in ids.into_iter().enumerate() {
+        let workers = chosen(&rig, id).await;
+        let own = workers.iter().filter(|worker| **worker == workers[0]).count();
+        assert_eq!(own, 1, "request {kind} was sent to its own worker: {workers:?}");
+        looked += workers.len() - 1;
+    }
+    assert_eq!(texts, whole);
+    assert!(looked > 0, "some found a place");
+    empty(&rig).await;
+    rig.end().await;
+}
+
+/// Wherever one of them is sent is about to end as well: none is lost, and none goes round in a circle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_of_workers_that_all_drain_end_where_they_are() {
+    let router = Rig::with_model("drain-one", simulated(), 2).await;
+    let seeds = vec![router.mesh.address().to_string()];
+    let other = Rig::join_model("drain-two", simulated(), 2, seeds).await;
+    eventually("all heard", || router.node.heard() == 4).await;
+    let whole = undisturbed(&router, 8).await;
+    let streams = begin(&router, 8, "drained", 4).await;
+    let limit = Duration::from_secs(20);
+    let drains = futures::future::join(other.node.drain(limit), router.node.drain(limit));
+    let (texts, drained) = futures::join!(finish(streams), drains);
+    assert_eq!(drained, (true, true), "all ended in time");
+    assert_eq!(texts, whole);
+    empty(&router).await;
+    empty(&other).await;
+    within("it leaves", other.end()).await;
+    router.end().await;
 }
