@@ -98,17 +98,25 @@ def spent(found):
     return total
 
 
+def busy_seconds():
+    """What all cores together computed, whoever asked for it."""
+    words = pathlib.Path("/proc/stat").read_text().split("\n")[0].split()
+    return sum(int(words[at]) for at in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
+
+
 class Spans:
     """Collects gaps, and what the threads did, over spans of one kind."""
 
     def __init__(self, streams, found):
-        self.streams, self.found, self.gaps, self.means, self.seconds = streams, found, [], [], 0.0
+        self.streams, self.found, self.gaps, self.means, self.seconds, self.others = streams, found, [], [], 0.0, 0.0
         self.threads = collections.defaultdict(lambda: [0, 0, 0])
 
     def over(self, what):
-        before, begun = spent(self.found), time.perf_counter()
+        before, begun, busy = spent(self.found), time.perf_counter(), busy_seconds()
         result = what()
         ended, after = time.perf_counter(), spent(self.found)
+        ours = sum(after[name][0] - before[name][0] for name in after)
+        self.others += busy_seconds() - busy - 1e-9 * ours
         self.gaps += gaps(self.streams, begun, ended)
         self.means.append(statistics.mean(gaps(self.streams, begun, ended)))
         self.seconds += ended - begun
@@ -118,7 +126,8 @@ class Spans:
 
     def print(self, what, threads):
         print(f"  ITL of running answers {what}: mean {1e3 * statistics.mean(self.gaps):.2f}, p50 {1e3 * statistics.median(self.gaps):.2f}, "
-              f"p99 {1e3 * percentile(self.gaps, 0.99):.1f}, longest {1e3 * max(self.gaps):.1f} ms ({len(self.gaps)} gaps)", flush=True)
+              f"p99 {1e3 * percentile(self.gaps, 0.99):.1f}, longest {1e3 * max(self.gaps):.1f} ms ({len(self.gaps)} gaps); "
+              f"other processes took {100 * self.others / self.seconds:.0f} % of a core", flush=True)
         for name, (ran, waited, times) in sorted(self.threads.items(), key=lambda row: -row[1][0]) if threads else []:
             if ran > 1e6 * self.seconds:
                 print(f"    {name:24} {1e-7 * ran / self.seconds:5.1f} % of a core, waited {1e-7 * waited / self.seconds:4.1f} %, "
