@@ -13,6 +13,7 @@ mod flight;
 mod hold;
 mod live;
 mod pull;
+mod reorder;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -34,7 +35,7 @@ use starling_kv::transport::{
     Descriptor, Fabric, FabricConfig, GrantToken, HostId, Region, RegionId, Session, TransferError, TransportKind, Ways,
 };
 
-pub(crate) use face::KvFace;
+pub(crate) use face::{KvFace, Place};
 pub(crate) use hold::KvDoor;
 pub(crate) use pull::{Heard, Pull, pull};
 

@@ -124,6 +124,11 @@ pub trait LoadedModel: Send + Sync {
     fn layout(&self) -> Option<KvLayout> {
         None
     }
+    /// Names all that the numbers in its blocks depend on besides the weights and the order in which they lie: engines of equal
+    /// ones compute the same numbers. 0 when that cannot be said; then its blocks are for engines of its own kind.
+    fn numbers(&self) -> u64 {
+        0
+    }
 }
 
 /// Loads what `options` name. `progress` hears from it while it works; the call blocks for about a second per GB.

@@ -37,6 +37,10 @@ pub struct Asked {
     /// The taker's KV layout, as far as its engine says.
     #[serde(default)]
     pub shape: Option<KvLayout>,
+    /// What the taker's numbers depend on ([`starling_engine::LoadedModel::numbers`]), from one that can put blocks of the same
+    /// numbers into its own order; else 0.
+    #[serde(default)]
+    pub numbers: u64,
 }
 
 /// Why a ticket is not granted; the taker computes by itself.
@@ -78,8 +82,8 @@ pub enum Refusal {
     },
 }
 
-/// What differs between two layouts whose digests do. Blocks move between equal layouts only, so also what could be
-/// converted is refused; that is said.
+/// What differs between two layouts whose digests do. Blocks move between equal layouts, and between those that differ in their
+/// order alone; what could be converted besides is refused all the same, and that is said.
 fn difference(ours: Option<&KvLayout>, theirs: Option<&KvLayout>) -> String {
     let (Some(ours), Some(theirs)) = (ours, theirs) else { return String::new() };
     let list = |differ: &[Mismatch]| differ.iter().map(Mismatch::to_string).collect::<Vec<_>>().join("; ");
@@ -159,6 +163,7 @@ pub struct Holder {
     me: Party,
     layout: (u64, u64),
     shape: Option<KvLayout>,
+    numbers: u64,
     limits: Limits,
     next: u64,
     tickets: BTreeMap<HolderTicket, Held>,
@@ -168,13 +173,20 @@ impl Holder {
     /// No tickets. `layout` is the digest of its KV layout and the bytes of one block.
     #[must_use]
     pub fn new(me: Party, layout: (u64, u64), limits: Limits) -> Self {
-        Self { me, layout, shape: None, limits, next: 0, tickets: BTreeMap::new() }
+        Self { me, layout, shape: None, numbers: 0, limits, next: 0, tickets: BTreeMap::new() }
     }
 
-    /// The same, knowing how its blocks are laid out, to say what differs.
+    /// The same, knowing how its blocks are laid out, to say what differs, and what their numbers depend on.
     #[must_use]
-    pub fn shaped(self, shape: Option<KvLayout>) -> Self {
-        Self { shape, ..self }
+    pub fn shaped(self, shape: Option<KvLayout>, numbers: u64) -> Self {
+        Self { shape, numbers, ..self }
+    }
+
+    /// Whether the taker has but to put the numbers of these blocks into another order.
+    fn reorders(&self, asked: &Asked) -> bool {
+        let same_numbers = self.numbers != 0 && self.numbers == asked.numbers && self.layout.1 == asked.block_bytes;
+        let shapes = self.shape.as_ref().zip(asked.shape.as_ref());
+        same_numbers && shapes.is_some_and(|(ours, theirs)| theirs.differs_in_order_alone(ours))
     }
 
     /// Opens a ticket, or says why not. An earlier attempt of the same request ends.
@@ -186,7 +198,7 @@ impl Holder {
             return Err(Refusal::Stale { ours: self.me.clone(), meant: asked.holder });
         }
         let ((ours, our_bytes), theirs, their_bytes) = (self.layout, asked.layout, asked.block_bytes);
-        if (ours, our_bytes) != (theirs, their_bytes) {
+        if (ours, our_bytes) != (theirs, their_bytes) && !self.reorders(&asked) {
             let why = difference(self.shape.as_ref(), asked.shape.as_ref());
             return Err(Refusal::Layout { ours, our_bytes, theirs, their_bytes, why });
         }

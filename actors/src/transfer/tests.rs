@@ -36,6 +36,7 @@ fn asked(request: u128, attempt: u32, ticket: u64) -> Asked {
         block_bytes: LAYOUT.1,
         choice: 0,
         shape: None,
+        numbers: 0,
     }
 }
 
@@ -156,7 +157,7 @@ fn xfr_09_other_layouts_are_refused_by_name() {
 fn xfr_09_what_differs_between_two_layouts_is_said() {
     let (dtype, order) = (KvDtype::F16, KvOrder::LayerKvTokenHeadDim);
     let ours = KvLayout { layers: 2, kv_heads: 4, head_dim: 8, dtype, block_tokens: 16, order, tp_rank: 0, tp_size: 1 };
-    let mut holder = Holder::new(party("p", 1), LAYOUT, limits()).shaped(Some(ours));
+    let mut holder = Holder::new(party("p", 1), LAYOUT, limits()).shaped(Some(ours), 5);
     let mut refused = |shape| {
         let other = Asked { layout: 8, shape, ..asked(1, 1, 1) };
         holder.open(ms(0), other).expect_err("refused").to_string()
@@ -176,6 +177,28 @@ fn xfr_09_what_differs_between_two_layouts_is_said() {
         assert!(said.contains(reason), "{said}");
     }
     assert!(refused(None).ends_with("with 100 there"));
+    let order = KvOrder::LayerHeadKeysTransposed;
+    assert!(
+        refused(Some(KvLayout { order, ..ours })).contains("(these could be converted)"),
+        "its numbers are unknown"
+    );
+}
+
+#[test]
+fn xfr_09_another_order_of_the_same_numbers_is_taken_by_whoever_can_convert_it() {
+    let (dtype, order) = (KvDtype::F16, KvOrder::LayerKvTokenHeadDim);
+    let ours = KvLayout { layers: 2, kv_heads: 4, head_dim: 8, dtype, block_tokens: 16, order, tp_rank: 0, tp_size: 1 };
+    let theirs = KvLayout { order: KvOrder::LayerHeadKeysTransposed, ..ours };
+    let opens = |numbers, asked: Asked| {
+        Holder::new(party("p", 1), LAYOUT, limits()).shaped(Some(ours), numbers).open(ms(0), asked).is_ok()
+    };
+    let other = Asked { layout: 8, shape: Some(theirs), numbers: 5, ..asked(1, 1, 1) };
+    assert!(opens(5, other.clone()));
+    assert!(!opens(6, other.clone()) && !opens(0, Asked { numbers: 0, ..other.clone() }), "other numbers, or unknown");
+    assert!(!opens(5, Asked { block_bytes: 200, ..other.clone() }));
+    assert!(!opens(5, Asked { shape: Some(KvLayout { block_tokens: 32, ..theirs }), ..other.clone() }));
+    assert!(!opens(5, Asked { shape: Some(KvLayout { tp_size: 2, ..theirs }), ..other.clone() }));
+    assert!(!opens(5, Asked { shape: None, ..other }));
 }
 
 #[test]

@@ -54,6 +54,20 @@ pub(crate) enum News {
 pub(crate) struct Way {
     pub(crate) session: Arc<Session>,
     pub(crate) region: RegionId,
+    /// Their layout there, when it has another order.
+    pub(crate) order: Option<KvLayout>,
+}
+
+/// Where a worker's blocks lie, and how.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    /// Digest of their layout, and of all else that their bytes depend on.
+    pub(crate) layout: u64,
+    /// The layout, as far as its engine says.
+    pub(crate) shape: Option<KvLayout>,
+    /// What their numbers depend on; 0 when that cannot be said.
+    pub(crate) numbers: u64,
+    pub(crate) memory: KvMemory,
 }
 
 /// What a transfer needs to know of its ticket.
@@ -80,10 +94,10 @@ struct TakerSide {
 /// See the module.
 pub(crate) struct KvFace {
     pub(crate) party: Party,
-    /// Digest of its layout.
+    /// As in [`Place`].
     pub(crate) layout: u64,
-    /// The layout, as far as its engine says.
     pub(crate) shape: Option<KvLayout>,
+    pub(crate) numbers: u64,
     pub(crate) memory: KvMemory,
     pub(crate) returns: Arc<Returns>,
     pub(crate) agent: Arc<AgentShared>,
@@ -104,19 +118,21 @@ impl std::fmt::Debug for KvFace {
 impl KvFace {
     pub(crate) fn new(
         party: Party,
-        (layout, shape, memory): (u64, Option<KvLayout>, KvMemory),
+        place: Place,
         returns: &Arc<Returns>,
         agent: &Arc<AgentShared>,
         tasks: &Tasks,
     ) -> Self {
+        let Place { layout, shape, numbers, memory } = place;
         let limits = Limits::default();
-        let holder = Holder::new(party.clone(), (layout, memory.block_bytes), limits).shaped(shape);
+        let holder = Holder::new(party.clone(), (layout, memory.block_bytes), limits).shaped(shape, numbers);
         Self {
             holder: Mutex::new(HolderSide { book: holder, ends: HashMap::new() }),
             taker: Mutex::new(TakerSide { book: Taker::new(limits), outlets: HashMap::new(), legs: HashMap::new() }),
             party,
             layout,
             shape,
+            numbers,
             memory,
             returns: returns.clone(),
             agent: agent.clone(),

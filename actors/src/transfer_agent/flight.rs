@@ -10,9 +10,15 @@ use std::{
 };
 
 use starling_ids::Metric;
-use starling_kv::transport::{Batch, Checksums, Direction, Page, Refusal, TransferError};
+use starling_kv::{
+    layout::KvLayout,
+    transport::{Batch, Checksums, Direction, Page, Refusal, TransferError},
+};
 
-use super::face::{KvFace, Leg};
+use super::{
+    face::{KvFace, Leg},
+    reorder::Reorder,
+};
 use crate::transfer::{End, Party, TakerTicket, taker::Piece};
 
 /// How long a transfer may take beside what its bytes need at 64 MiB/s.
@@ -49,7 +55,10 @@ impl Drop for Flight {
 
 /// Brings the pieces of a flight.
 pub(crate) async fn fly(flight: Arc<Flight>, leg: Leg) {
-    let outcome = bring(&flight, &leg).await;
+    let mut outcome = bring(&flight, &leg).await;
+    if let (Ok(()), Some(theirs)) = (&outcome, leg.way.order) {
+        outcome = reorder(&flight, theirs).await;
+    }
     let result = outcome.map_err(|error| {
         tracing::debug!(ticket = ?flight.ticket, %error, "blocks were not brought");
         if matches!(error, TransferError::PeerGone | TransferError::Unreachable(_) | TransferError::Timeout) {
@@ -80,6 +89,21 @@ async fn bring(flight: &Arc<Flight>, leg: &Leg) -> Result<(), TransferError> {
         }
     }
     Ok(())
+}
+
+/// Puts what came, verified as it was sent, into the order of this worker. No runtime thread waits for it; the blocks are the
+/// flight's alone until it lands.
+async fn reorder(flight: &Arc<Flight>, theirs: KvLayout) -> Result<(), TransferError> {
+    let flight = flight.clone();
+    let work = move || {
+        let kv = &flight.kv;
+        let ours = kv.shape.ok_or_else(|| TransferError::Local("the own layout is not known".to_owned()))?;
+        let mut blocks = Reorder::new(&kv.memory, theirs, ours);
+        flight.pieces.iter().try_for_each(|piece| blocks.turn(piece.to))?;
+        metrics::counter!(Metric::TransferConverted.name()).increment(flight.pieces.len() as u64);
+        Ok(())
+    };
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(TransferError::Local(error.to_string())))
 }
 
 /// One batch for each grant that the pieces lie under.

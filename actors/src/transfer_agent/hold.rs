@@ -130,7 +130,7 @@ fn admit(shared: &Arc<WorkerShared>, body: &[u8]) -> Result<(Held, oneshot::Rece
     let (ticket, ended) = kv.open(ask.asked.clone()).map_err(|refusal| refused(&refusal))?;
     let guard = TicketGuard(kv.clone(), ticket);
     let region = memory.region;
-    let reply = rmp_serde::to_vec(&KvOpened { ticket, memory })
+    let reply = rmp_serde::to_vec(&KvOpened { ticket, memory, shape: kv.shape })
         .map_err(|error| Fault::new(FaultKind::Internal, format!("the reply could not be encoded: {error}")))?;
     let tokens: Arc<[TokenId]> = ask.spec.prompt.as_slice().into();
     let seed = ask.spec.hash_seed(card.hash_seed);

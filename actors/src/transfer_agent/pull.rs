@@ -14,6 +14,7 @@ use starling_cluster::{
     stream::{Context, Opened, StreamTx},
 };
 use starling_ids::{AttemptId, TokenId};
+use starling_kv::layout::KvLayout;
 use tokio::{
     sync::{Notify, mpsc},
     time::timeout,
@@ -144,6 +145,7 @@ async fn open(pull: &Pull<'_>, ticket: TakerTicket, holder: &Party, attempt: Att
         block_bytes: kv.memory.block_bytes,
         choice: pull.choice,
         shape: kv.shape,
+        numbers: kv.numbers,
     };
     let ask = KvAsk {
         asked,
@@ -173,12 +175,23 @@ async fn open(pull: &Pull<'_>, ticket: TakerTicket, holder: &Party, attempt: Att
     };
     let opened: KvOpened = rmp_serde::from_slice(&stream.reply).map_err(|_| End::Broken)?;
     let region = opened.memory.region;
+    let order = other_order(kv, &opened)?;
     let session = kv.agent.session(opened.memory).await.map_err(|error| {
         tracing::warn!(holder = %holder.worker, %error, "no way to its memory; computing here");
         End::Broken
     })?;
-    let landed = kv.accepted(ticket, opened.ticket, Way { session, region }).map_err(|_| End::Expired)?;
+    let landed = kv.accepted(ticket, opened.ticket, Way { session, region, order }).map_err(|_| End::Expired)?;
     Ok(Open { theirs: opened.ticket, attempt, landed, stream })
+}
+
+/// The holder's layout, when its blocks must be put into the order of those here.
+fn other_order(kv: &KvFace, opened: &KvOpened) -> Result<Option<KvLayout>, End> {
+    if opened.memory.layout == kv.layout {
+        return Ok(None);
+    }
+    let theirs = opened.shape.filter(|theirs| kv.shape.is_some_and(|ours| ours.differs_in_order_alone(theirs)));
+    // It opens a ticket for another layout only when it was told that the numbers are the same.
+    theirs.map(Some).ok_or(End::Broken)
 }
 
 /// Listens to the holder until all it has to give is here.

@@ -12,6 +12,7 @@ use crate::{
 use std::sync::Arc;
 
 mod moving;
+mod relaid;
 mod worth;
 
 fn simulated() -> Arc<dyn LoadedModel> {

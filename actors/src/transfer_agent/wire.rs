@@ -5,7 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 use starling_ids::{AttemptId, TokenId};
-use starling_kv::transport::{Descriptor, GrantToken};
+use starling_kv::{
+    layout::KvLayout,
+    transport::{Descriptor, GrantToken},
+};
 
 use crate::{
     generate::{GenerateFrame, GenerateSpec},
@@ -43,6 +46,9 @@ pub(crate) struct KvOpened {
     pub(crate) ticket: HolderTicket,
     /// How to reach its memory.
     pub(crate) memory: Descriptor,
+    /// How its blocks are laid out, as far as its engine says.
+    #[serde(default)]
+    pub(crate) shape: Option<KvLayout>,
 }
 
 /// What the holder says on an open ticket.

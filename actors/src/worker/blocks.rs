@@ -4,15 +4,11 @@
 //! [`Blocks`], whose drop gives it back: whoever is aborted, wherever, leaks none. Never: waits.
 //! Bounds: the engine lends at most half of its pool; one watch per open ticket.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, Ordering},
-    mpsc::SyncSender,
-};
+use std::sync::{Arc, mpsc::SyncSender};
 
 use starling_engine::{Engine, backend::BlockSlot};
 use starling_ids::{BlockHash, TokenId};
-use starling_kv::hash::HashSeed;
+use starling_kv::{hash::HashSeed, pool::ReturnBin};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
@@ -23,34 +19,24 @@ use super::{
 /// Blocks that nobody holds any more, on their way back to the engine.
 #[derive(Debug)]
 pub(crate) struct Returns {
-    given: Mutex<Vec<BlockSlot>>,
-    any: AtomicBool,
+    bin: ReturnBin,
     wake: SyncSender<Command>,
 }
 
 impl Returns {
     pub(crate) fn new(wake: SyncSender<Command>) -> Arc<Self> {
-        Arc::new(Self { given: Mutex::default(), any: AtomicBool::new(false), wake })
+        Arc::new(Self { bin: ReturnBin::default(), wake })
     }
 
     /// Gives blocks back at the engine's next turn.
     pub(crate) fn push(&self, slots: &[BlockSlot]) {
-        if slots.is_empty() {
-            return;
-        }
-        self.lock().extend_from_slice(slots);
-        self.any.store(true, Ordering::Release);
         // A full channel wakes the thread as well; a closed one has no pool any more.
-        self.wake.try_send(Command::Wake).ok();
+        self.bin.push(slots, || drop(self.wake.try_send(Command::Wake)));
     }
 
     /// All since the last call. Cheap when there are none.
     pub(crate) fn take(&self) -> Vec<BlockSlot> {
-        if self.any.swap(false, Ordering::Acquire) { std::mem::take(&mut *self.lock()) } else { Vec::new() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<BlockSlot>> {
-        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bin.take()
     }
 }
 

@@ -42,7 +42,7 @@ use super::{
 use crate::{
     report::LoadReport,
     transfer::Party,
-    transfer_agent::{AgentShared, KvFace},
+    transfer_agent::{AgentShared, KvFace, Place},
 };
 
 /// Longest wait for a command while an engine says it is idle with requests in it.
@@ -164,7 +164,8 @@ impl<'a> EngineLoop<'a> {
         args.limits.get_or_init(|| capabilities.limits.clone());
         if let Some(memory) = engine.memory() {
             let party = Party { worker: args.worker.clone(), incarnation: args.incarnation };
-            let place = (capabilities.layout_digest, args.model.layout(), memory);
+            let (layout, shape, numbers) = (capabilities.layout_digest, args.model.layout(), args.model.numbers());
+            let place = Place { layout, shape, numbers, memory };
             let face = KvFace::new(party, place, &args.returns, &args.agent, &args.tasks);
             args.kv.get_or_init(|| Arc::new(face));
         }

@@ -82,6 +82,7 @@ metrics! {
     WorkerTokensPrefilled Counter "starling_worker_tokens_prefilled_total" "Prompt tokens computed."
     WorkerTokensCached Counter "starling_worker_tokens_cached_total" "Prompt tokens taken from the prefix cache."
     WorkerTokensRecomputed Counter "starling_worker_tokens_recomputed_total" "Tokens of requests begun on another worker that were computed again; none after a planned move."
+    TransferConverted Counter "starling_transfer_converted_blocks_total" "KV blocks of a worker whose engine lays them out in another order, put into the order of the one that took them."
     KvTierBlocks Gauge "starling_kv_tier_blocks" "KV blocks on a tier below the device; not zero at rest."
     KvTierAsked Counter "starling_kv_tier_asked_blocks_total" "Prompt blocks that were not on the device and were looked for below."
     KvTierFetched Counter "starling_kv_tier_fetched_blocks_total" "KV blocks that came back to the device in time, by tier."

@@ -56,6 +56,13 @@ impl KvLayout {
         if refused.is_empty() { Verdict::Convertible(convertible) } else { Verdict::Refused(refused) }
     }
 
+    /// Whether blocks of `theirs` become blocks of this one by another order of their numbers and nothing else: then one
+    /// takes the place of one, and both have as many bytes.
+    #[must_use]
+    pub fn differs_in_order_alone(&self, theirs: &Self) -> bool {
+        self.order != theirs.order && Self { order: self.order, ..*theirs } == *self
+    }
+
     /// Number of an element: key (0) or value (1) of a head of this shard.
     fn element(&self, layer: usize, kv: usize, token: usize, head: usize) -> (usize, usize) {
         let (heads, dim, tokens) = (self.kv_heads as usize, self.head_dim as usize, self.block_tokens as usize);
@@ -270,6 +277,8 @@ mod tests {
         assert_eq!(of(KvLayout { kv_heads: 8, ..ours }), (false, vec!["kv_heads"]));
         let (two, three) = (layout(ORDERS[0], 16, (0, 2)), KvLayout { kv_heads: 4, tp_size: 3, ..ours });
         assert!(!names(two.verdict(&three)).0);
+        assert!(ours.differs_in_order_alone(&layout(ORDERS[2], 16, (0, 1))) && !ours.differs_in_order_alone(&ours));
+        assert!(!ours.differs_in_order_alone(&layout(ORDERS[2], 32, (0, 1))));
         let source = vec![0; 10];
         let mut target = vec![0; ours.block_bytes()];
         let source = Piece { layout: &ours, bytes: source.as_slice(), token: 0 };

@@ -12,7 +12,15 @@
 
 mod adopt;
 mod evict;
+mod returns;
 mod state;
+/// What threads meet at, by one name each: a test puts others in their place.
+mod sync {
+    pub(super) use std::sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    };
+}
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +30,7 @@ use starling_ids::{BlockHash, TokenId};
 
 pub use adopt::{Adopted, Refused};
 pub use evict::Evicted;
+pub use returns::ReturnBin;
 pub use state::{BlockCounts, BlockSlot, BlockState};
 
 use crate::{

@@ -200,13 +200,16 @@ impl EmbeddedModel {
 
     /// Names all that a block's bytes depend on, except the weights, which the model's name stands for.
     fn layout_digest(&self) -> u64 {
+        self.digest("layer, head, keys [dim][16], values [16][dim]; ")
+    }
+
+    fn digest(&self, order: &str) -> u64 {
         let c = &self.model.config;
         let angles: Vec<u8> = c.rotary.iter().flat_map(|angle| angle.to_le_bytes()).collect();
-        let (order, angles) = (if cfg!(target_endian = "little") { "le" } else { "be" }, XxHash3_64::oneshot(&angles));
+        let (bytes, angles) = (if cfg!(target_endian = "little") { "le" } else { "be" }, XxHash3_64::oneshot(&angles));
         let activations = self.options.activations;
         let text = format!(
-            "embedded 1; f16 {order}; layer, head, keys [dim][16], values [16][dim]; {} layers, {} heads, {} dim; \
-             pairs {angles:016x}; {activations:?}",
+            "embedded 1; f16 {bytes}; {order}{} layers, {} heads, {} dim; pairs {angles:016x}; {activations:?}",
             c.layers, c.kv_heads, c.head_dim
         );
         XxHash3_64::oneshot(text.as_bytes())
@@ -220,6 +223,10 @@ impl LoadedModel for EmbeddedModel {
 
     fn layout(&self) -> Option<KvLayout> {
         Some(KvShape::of(&self.model.config).layout())
+    }
+
+    fn numbers(&self) -> u64 {
+        self.digest("")
     }
 
     fn bundle(&self) -> &TokenizerBundle {

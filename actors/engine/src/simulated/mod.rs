@@ -146,6 +146,11 @@ impl LoadedModel for SimulatedModel {
         Some(Self::layout(self))
     }
 
+    fn numbers(&self) -> u64 {
+        // What it computes depends on the tokens alone.
+        1
+    }
+
     fn bundle(&self) -> &TokenizerBundle {
         &self.bundle
     }

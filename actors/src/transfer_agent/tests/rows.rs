@@ -60,6 +60,7 @@ impl<'a> Hand<'a> {
             block_bytes: self.memory().block_bytes,
             choice: 0,
             shape: self.face.shape,
+            numbers: self.face.numbers,
         }
     }
 
