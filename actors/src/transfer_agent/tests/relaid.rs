@@ -238,10 +238,8 @@ async fn running_requests_move_to_a_worker_of_another_order() {
     let streams: Vec<_> = streams.into_iter().map(|stream| stream.expect("accepted")).collect();
     let moved = streams.iter().filter(|stream| &stream.worker.node == second.mesh.node()).count();
     assert!(moved > 0, "the test is about those that move");
-    let leaving = second.node.workers()[0].clone();
-    let told = tokio::spawn(async move { leaving.set_duty(Role::Prefill) });
+    second.node.workers()[0].set_duty(Role::Prefill);
     let texts = futures::future::join_all(streams.into_iter().map(all)).await;
-    told.await.expect("told");
     for (kind, frames) in texts.into_iter().enumerate() {
         assert_eq!(text(&frames.expect("a whole answer")), whole[kind], "request {kind}");
     }
