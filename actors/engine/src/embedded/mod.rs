@@ -35,6 +35,7 @@ use starling_kv::{
 };
 use twox_hash::XxHash3_64;
 
+pub use self::kernels::speed::{Gain as KernelGain, gains as kernel_gains};
 use self::{
     compute::Pool,
     config::LlamaConfig,

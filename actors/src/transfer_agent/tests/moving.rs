@@ -222,7 +222,7 @@ async fn a_request_that_waits_for_a_place_elsewhere_is_never_given_its_own_worke
     // Every second one ends early and frees a place.
     let request = |kind: TokenId, salt: &str| {
         let mut spec = request(kind, salt);
-        spec.stop.tokens_max = if kind % 2 == 0 { 60 } else { 250 };
+        spec.stop.tokens_max = if kind.is_multiple_of(2) { 60 } else { 250 };
         spec
     };
     let whole = async |kind| text(&rig.complete(request(kind, "whole")).await.expect("an answer"));

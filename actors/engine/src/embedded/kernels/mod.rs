@@ -12,6 +12,7 @@ mod avx512;
 pub(super) mod generic;
 mod scalar;
 mod selfcheck;
+pub(super) mod speed;
 
 use self::generic::{Attend, AttendScratch};
 use super::{

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// A small generator, so that every start checks the same data.
-struct Noise(u64);
+pub(super) struct Noise(pub(super) u64);
 
 impl Noise {
     fn next(&mut self) -> u32 {
@@ -23,16 +23,16 @@ impl Noise {
     }
 
     /// In [-scale, scale].
-    fn float(&mut self, scale: f32) -> f32 {
+    pub(super) fn float(&mut self, scale: f32) -> f32 {
         (self.next() as f32 / 1_073_741_824.0 - 1.0) * scale
     }
 
-    fn floats(&mut self, len: usize, scale: f32) -> Vec<f32> {
+    pub(super) fn floats(&mut self, len: usize, scale: f32) -> Vec<f32> {
         (0..len).map(|_| self.float(scale)).collect()
     }
 
     /// A panel of `blocks` blocks: any numbers, plain scales.
-    fn panel(&mut self, form: Form, blocks: usize) -> Vec<u8> {
+    pub(super) fn panel(&mut self, form: Form, blocks: usize) -> Vec<u8> {
         let numbers = match form {
             Form::Q4 => Q4_NUMBERS,
             Form::Q8 => Q8_NUMBERS,
