@@ -87,7 +87,8 @@ fn print_receipt(router: &str, receipt: &Receipt) {
         }
     }
     if receipt.waited_ms > 0.0 {
-        println!("it had waited {:.0} ms for a worker with room", receipt.waited_ms);
+        let what = if receipt.waited_for.is_empty() { "a worker with room" } else { &receipt.waited_for };
+        println!("it had waited {:.0} ms in the router's queue, for {what}", receipt.waited_ms);
     }
     for (worker, breaker) in &receipt.cut_off {
         println!("{worker} was passed over, it keeps failing: breaker {breaker}");

@@ -12,7 +12,7 @@ use super::{
 use starling_actors::{
     route::{
         policy::{PolicyConfig, PolicyError, Table},
-        queue::{Order, QueueConfig},
+        queue::{Order, QueueConfig, rooms::Rooms},
     },
     tree::EngineManner,
 };
@@ -148,6 +148,7 @@ impl Reader<'_> {
     /// Who waits at the router.
     pub(super) fn queue(&self) -> Result<QueueConfig, ConfigError> {
         let order = match self.value("queue-order").map(|v| v.text.trim()) {
+            Some("cached") => Order::Cached,
             Some("deadline") => Order::Deadline,
             Some("shortest-miss") => Order::ShortestMiss,
             _ => return Err(self.wrong("queue-order")),
@@ -156,7 +157,10 @@ impl Reader<'_> {
         let wait_ms_max = self.number("queue-secs", 1..=86_400)?.saturating_mul(1_000);
         // A named tenant may take half of the places, so that one that floods leaves room for the others.
         let tenant_places = places.div_ceil(2);
-        Ok(QueueConfig { places, tenant_places, wait_ms_max, order, ..QueueConfig::default() })
+        let prefill_steps = u32::try_from(self.number("queue-prefill-steps", 0..=1_024)?).unwrap_or(u32::MAX);
+        let defaults = QueueConfig::default();
+        let rooms = Rooms { prefill_steps, ..defaults.rooms };
+        Ok(QueueConfig { places, tenant_places, wait_ms_max, order, rooms, ..defaults })
     }
 
     /// What engines have and do beside the model.

@@ -6,6 +6,7 @@
 //! request there changes nothing. Never: I/O, a clock. Bounds: one entry per reservation held.
 
 mod book;
+mod room;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -110,28 +111,6 @@ impl Desk {
         self
     }
 
-    /// Whether some worker has room for one more request. Always, without rooms.
-    #[must_use]
-    pub fn has_room(&self, now: Duration) -> bool {
-        self.gate.has_room(&self.fleet, now)
-    }
-
-    /// Whether some worker that may have a request has room for it.
-    pub fn has_room_for(&mut self, ask: &Ask<'_>, now: Duration) -> bool {
-        self.list(ask, 0, now);
-        !self.eligible.is_empty()
-    }
-
-    /// Whether some worker may have a request at all, with room or without: one that has not failed it.
-    pub fn anyone_for(&mut self, ask: &Ask<'_>) -> bool {
-        let Self { fleet, hits, below, policy, eligible, .. } = self;
-        let ask = Ask { exclude: ask.failed, ..*ask };
-        eligible.clear();
-        eligible.extend((0..fleet.width()).filter(|slot| fleet.life(*slot).is_some()));
-        policy.allow(&Question { ask: &ask, fleet, hits, below, draw: 0 }, eligible);
-        !eligible.is_empty()
-    }
-
     /// How long an answer of at most so many tokens usually is.
     #[must_use]
     pub fn answer_expected(&self, tokens_max: u32) -> f64 {
@@ -189,15 +168,7 @@ impl Desk {
     pub fn decide(&mut self, ask: &Ask<'_>, hits: &[(Slot, u32)], now: Duration) -> Option<Decision> {
         let ask = Ask { answer_expected: self.answer_expected(ask.answer_tokens_max), ..*ask };
         self.gate.learn(&ask, &mut self.fleet, now);
-        for (slot, depth) in hits {
-            if let Some(hit) = self.hits.get_mut(*slot) {
-                // Ranks of one worker: the best of them counts.
-                *hit = (*hit).max(*depth);
-            }
-        }
-        if self.by_ms {
-            self.foresee(&ask);
-        }
+        self.note_hits(&ask, hits);
         let draw = mix(self.seed, self.decisions);
         self.list(&ask, draw, now);
         let question = Question { ask: &ask, fleet: &self.fleet, hits: &self.hits, below: &self.below, draw };
@@ -210,13 +181,30 @@ impl Desk {
         if let Some(Decision { ticket, worker, source: Some(source), .. }) = &decision {
             self.receipts.fed(*ticket, worker.clone(), source.clone());
         }
+        self.forget_hits(hits);
+        decision
+    }
+
+    /// For a decision: who holds how much of the prompt, and will.
+    fn note_hits(&mut self, ask: &Ask<'_>, hits: &[(Slot, u32)]) {
+        for (slot, depth) in hits {
+            if let Some(hit) = self.hits.get_mut(*slot) {
+                // Ranks of one worker: the best of them counts.
+                *hit = (*hit).max(*depth);
+            }
+        }
+        if self.by_ms {
+            self.foresee(ask);
+        }
+    }
+
+    fn forget_hits(&mut self, hits: &[(Slot, u32)]) {
         for (slot, _) in hits.iter().chain(&self.expected) {
             if let Some(hit) = self.hits.get_mut(*slot) {
                 *hit = 0;
             }
         }
         self.expected.clear();
-        decision
     }
 
     /// Adds to the hits what requests that run will leave behind where they run.
@@ -281,6 +269,16 @@ impl Desk {
         who: impl Fn(Holder) -> Option<WorkerId>,
         now: Duration,
     ) -> Option<Decision> {
+        let found = self.found(overlaps, who);
+        let decision = self.decide(ask, &found, now);
+        self.found = found;
+        self.below.clear();
+        decision
+    }
+
+    /// Slots of the holders, and what those have on lower tiers into `below`. The caller puts the list back and clears `below`, so that
+    /// the next decision allocates nothing.
+    fn found(&mut self, overlaps: &[Overlap], who: impl Fn(Holder) -> Option<WorkerId>) -> Vec<(Slot, u32)> {
         let mut found = std::mem::take(&mut self.found);
         found.clear();
         for overlap in overlaps {
@@ -296,21 +294,13 @@ impl Desk {
                 self.below[slot] = self.below[slot].larger(Below { device, host, disk });
             }
         }
-        let decision = self.decide(ask, &found, now);
-        self.found = found;
-        self.below.clear();
-        decision
+        found
     }
 
     /// Workers whose breaker is not closed.
     pub fn cut_off(&self, now: Duration) -> impl Iterator<Item = (&WorkerId, State)> {
         let life = |(slot, state)| self.fleet.life(slot).map(|(worker, _)| (worker, state));
         self.gate.cut_off(now).filter_map(life)
-    }
-
-    /// How long the request waited in the queue before it was decided, for its receipt.
-    pub fn waited(&mut self, ticket: Ticket, time: Duration) {
-        self.receipts.waited(ticket, time);
     }
 
     /// What became of a request, for its receipt and for what answers usually are.

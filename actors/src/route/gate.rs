@@ -10,7 +10,7 @@ use super::{
     breaker::{Breaker, State},
     desk::{Ask, Ticket},
     fleet::{Fleet, Slot, Standing},
-    queue::rooms::{Need, Rooms},
+    queue::rooms::{HeldBack, Need, Rooms},
 };
 
 /// How long a worker that failed a request is used only when there is no other.
@@ -105,12 +105,13 @@ impl Gate {
             if now >= self.refusals_end && rooms.all_fit(fleet, most, self.block_tokens) {
                 return;
             }
-            let need = |slot: Slot| {
-                let blocks = if ask.overdue { 0 } else { missing(ask, hits.get(slot).copied().unwrap_or(0)).1 };
-                Need { sequences, blocks }
+            let takes = |slot: Slot| {
+                let blocks = missing(ask, hits.get(slot).copied().unwrap_or(0)).1;
+                let fits = |blocks| rooms.fits(fleet, slot, Need { sequences, blocks }, self.block_tokens);
+                // One that has waited long may wait for blocks where there are some.
+                fits(blocks) || ask.overdue && fits(0) && rooms.open(fleet, slot, self.block_tokens)
             };
-            eligible
-                .retain(|slot| !self.refuses(*slot, now) && rooms.fits(fleet, *slot, need(*slot), self.block_tokens));
+            eligible.retain(|slot| !self.refuses(*slot, now) && takes(*slot));
         } else {
             eligible.clear();
         }
@@ -120,6 +121,22 @@ impl Gate {
     pub(super) fn has_room(&self, fleet: &Fleet, now: Duration) -> bool {
         let Some(rooms) = &self.rooms else { return true };
         (0..fleet.width()).any(|slot| present(fleet, slot) && self.is_open(rooms, fleet, slot, now))
+    }
+
+    /// What most workers lack, when none has room.
+    pub(super) fn held_back(&self, fleet: &Fleet) -> Option<HeldBack> {
+        let rooms = self.rooms.as_ref()?;
+        let mut counts = [(0usize, None); 3];
+        for why in (0..fleet.width()).filter(|slot| present(fleet, *slot)) {
+            let why = rooms.held_back(fleet, why, self.block_tokens)?;
+            let at = match why {
+                HeldBack::Batch => 0,
+                HeldBack::Prompts => 1,
+                _ => 2,
+            };
+            counts[at] = (counts[at].0 + 1, Some(why));
+        }
+        counts.into_iter().max_by_key(|(count, _)| *count).and_then(|(_, why)| why)
     }
 
     /// A request was given to a worker.

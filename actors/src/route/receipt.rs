@@ -108,6 +108,9 @@ pub struct Receipt {
     /// It was asked to go on elsewhere: where that would be best, and how long a step took here and would take there, milliseconds.
     #[serde(default)]
     pub shifted: Option<(WorkerId, f64, f64)>,
+    /// What it waited for, in a few words; empty when it did not wait.
+    #[serde(default)]
+    pub waited_for: String,
 }
 
 impl Receipt {
@@ -174,6 +177,7 @@ pub(super) struct Entry {
     regret_ms: Option<f64>,
     cut_off: Vec<(WorkerId, &'static str)>,
     waited_ms: f64,
+    waited_for: &'static str,
     source: Option<(WorkerId, KvSource)>,
     shifted: Option<(WorkerId, f64, f64)>,
 }
@@ -233,6 +237,7 @@ impl Entry {
             regret_ms: self.regret_ms,
             cut_off: self.cut_off.iter().map(|(worker, state)| (worker.clone(), (*state).to_owned())).collect(),
             waited_ms: self.waited_ms,
+            waited_for: self.waited_for.to_owned(),
             source: self.source.clone(),
             shifted: self.shifted.clone(),
         }
@@ -256,8 +261,9 @@ impl Receipts {
         terms.clear();
         cut_off.clear();
         let (outcome, regret_ms, waited_ms, source) = (None, None, 0.0, None);
-        let shifted = None;
-        let entry = Entry { ticket, head, rows, terms, outcome, regret_ms, cut_off, waited_ms, source, shifted };
+        let (shifted, waited_for) = (None, "");
+        let entry =
+            Entry { ticket, head, rows, terms, outcome, regret_ms, cut_off, waited_ms, waited_for, source, shifted };
         self.ring.push_back(entry);
         let last = self.ring.len() - 1;
         &mut self.ring[last]
@@ -276,9 +282,10 @@ impl Receipts {
         self.place(ticket).map(|at| self.ring[at].told())
     }
 
-    /// Adds how long a request waited before its decision.
-    pub(super) fn waited(&mut self, ticket: Ticket, time: Duration) {
+    /// Adds how long a request waited before its decision, and what for.
+    pub(super) fn waited(&mut self, ticket: Ticket, time: Duration, what_for: &'static str) {
         if let Some(at) = self.place(ticket) {
+            self.ring[at].waited_for = what_for;
             self.ring[at].waited_ms = time.as_secs_f64() * 1e3;
         }
     }

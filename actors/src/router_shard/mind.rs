@@ -9,8 +9,8 @@ use starling_cluster::{
     discovery::NodeRecord,
     stream::{Fault, FaultKind},
 };
-use starling_ids::{Metric, ModelId, RequestId};
-use starling_kv::index::Overlap;
+use starling_ids::{BlockHash, Metric, ModelId, RequestId, WorkerId};
+use starling_kv::index::{Holder, Overlap};
 use tokio::sync::{Notify, oneshot};
 
 use super::{Reserved, ShardRules};
@@ -22,7 +22,11 @@ use crate::{
         desk::{Ask, Decision, Desk, Ticket},
         desks::Desks,
         policy::PolicyError,
-        queue::{Claim, Place, Queue, QueueConfig, Reason, Refusal},
+        queue::{
+            Claim, Entry, Place, Queue, QueueConfig, Reason, Refusal,
+            rooms::HeldBack,
+            turns::{self, Caches, Waits},
+        },
         receipt::Receipt,
         spread::{Spread, SpreadRule},
     },
@@ -30,14 +34,6 @@ use crate::{
 
 /// How often it looks who is silent.
 const SWEEP: Duration = Duration::from_millis(100);
-
-/// How long a request waits for a worker with KV blocks for all of its prompt.
-const KV_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Waiting requests passed over in one go because no worker with room may have them.
-const PASSED_MAX: u32 = 8;
-/// As that, of requests that wish for a worker which is taken; they are passed over at less cost.
-const WISHING_MAX: u32 = 64;
 
 /// What one request that waited is told.
 #[derive(Debug)]
@@ -92,6 +88,30 @@ impl Question {
 struct Asked {
     question: Question,
     to: oneshot::Sender<Verdict>,
+}
+
+impl Waits for Asked {
+    fn ask(&self) -> Ask<'_> {
+        self.question.ask()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.to.is_closed()
+    }
+}
+
+impl Caches for Knowledge {
+    fn overlaps(&self, chain: &[BlockHash]) -> Vec<Overlap> {
+        Self::overlaps(self, chain)
+    }
+
+    fn who(&self, holder: Holder) -> Option<WorkerId> {
+        Self::who(self, holder)
+    }
+
+    fn gave(&self, decision: &Decision, chain: &[BlockHash], blocks_max: u32) {
+        Self::gave(self, &decision.worker, decision.incarnation, chain, blocks_max);
+    }
 }
 
 /// What became of a question.
@@ -222,8 +242,10 @@ impl Mind {
         }
         let Some(desk) = self.desks.desk(&model) else { return (Answer::Refused(unserved(&model)), Vec::new()) };
         let had_turn = request.begun || !request.exclude.is_empty();
-        if (had_turn || self.queues.get(&model).is_none_or(Queue::is_empty))
-            && let Some(decision) = put(desk, &self.knowledge, (&question, Duration::ZERO), overlaps, now)
+        let nobody_waits = self.queues.get(&model).is_none_or(Queue::is_empty);
+        if (had_turn || nobody_waits)
+            && let Some(decision) =
+                turns::decide(desk, &*self.knowledge, (question.ask(), Duration::ZERO), overlaps, now)
         {
             return (Answer::Granted(told(desk, request, decision)), Vec::new());
         }
@@ -233,10 +255,11 @@ impl Mind {
         }
         // Who refused for want of room may have some when the turn comes.
         question.request.exclude.clone_from(&question.request.failed);
-        let claim = claim(desk, &question, overlaps);
+        let held_back = if nobody_waits || had_turn { desk.held_back() } else { HeldBack::Turn };
+        let claim = turns::claim(desk, &*self.knowledge, &question.ask(), overlaps, rights(&question));
         let queue = self.queues.entry(model.clone()).or_insert_with(|| Queue::new(self.config.clone()));
         let (to, turn) = oneshot::channel();
-        let (place, displaced) = match queue.offer(claim, Asked { question, to }, now) {
+        let (place, displaced) = match queue.offer_held_back(claim, held_back, Asked { question, to }, now) {
             Ok(taken) => taken,
             Err((refusal, _)) => return (Answer::Refused(fault(refusal)), Vec::new()),
         };
@@ -297,59 +320,17 @@ impl Mind {
 
     /// Hands room to those whose turn it is, until there is none.
     fn hand_out(&mut self, model: &ModelId, now: Duration) -> Vec<Letter> {
-        let mut letters = Vec::new();
-        let Some(queue) = self.queues.get_mut(model).filter(|queue| !queue.is_empty()) else { return letters };
-        let Some(desk) = self.desks.desk(model) else { return letters };
-        let (mut passed, mut wishing) = (0, 0);
-        while desk.has_room(now)
-            && let Some(place) = queue.next(now)
-            && let Some(entry) = queue.get(place)
-        {
-            if entry.payload.to.is_closed() {
-                queue.remove(place, now);
-                continue;
-            }
-            let question = &entry.payload.question;
-            if question.request.wishes.limit() && wishing < WISHING_MAX && !desk.has_room_for(&question.ask(), now) {
-                wishing += 1;
-                queue.park(place);
-                continue;
-            }
-            let overlaps = self.knowledge.overlaps(&question.request.hashes);
-            let waited = now.saturating_sub(entry.since);
-            let Some(decision) = put(desk, &self.knowledge, (question, waited), &overlaps, now) else {
-                if passed == PASSED_MAX {
-                    break;
-                }
-                passed += 1;
-                queue.park(place);
-                continue;
-            };
-            let Some(entry) = queue.take(place, now) else { break };
-            desk.waited(decision.ticket, waited);
-            metrics::histogram!(Metric::RouterQueueWait.name()).record(waited.as_secs_f64());
+        let Some(queue) = self.queues.get_mut(model).filter(|queue| !queue.is_empty()) else { return Vec::new() };
+        let Some(desk) = self.desks.desk(model) else { return Vec::new() };
+        let gone = turns::hand_out(queue, desk, &*self.knowledge, now);
+        let letter = |(entry, decision): (Entry<Asked>, Decision)| {
+            metrics::histogram!(Metric::RouterQueueWait.name()).record(now.saturating_sub(entry.since).as_secs_f64());
             let Asked { question, to } = entry.payload;
             let verdict = Ok(told(desk, &question.request, decision));
-            letters.push(Letter { to, model: model.clone(), verdict });
-        }
-        queue.unpark();
-        letters
+            Letter { to, model: model.clone(), verdict }
+        };
+        gone.into_iter().map(letter).collect()
     }
-}
-
-/// One decision at a desk.
-fn put(
-    desk: &mut Desk,
-    knowledge: &Knowledge,
-    (question, waited): (&Question, Duration),
-    overlaps: &[Overlap],
-    now: Duration,
-) -> Option<Decision> {
-    let ask = Ask { overdue: waited >= KV_PATIENCE, ..question.ask() };
-    let decision = desk.decide_over(&ask, overlaps, |holder| knowledge.who(holder), now)?;
-    let blocks_max = desk.fleet().slot(&decision.worker).map_or(0, |slot| desk.fleet().places[slot].blocks);
-    knowledge.gave(&decision.worker, decision.incarnation, &question.request.hashes, blocks_max);
-    Some(decision)
 }
 
 /// A decision with its receipt, when the request wishes to have it.
@@ -369,21 +350,15 @@ fn refused(request: &RouteRequest, nobody: bool) -> Fault {
     }
 }
 
-/// What a request brings to the queue: at best the worker that holds most of it computes the rest.
-fn claim(desk: &Desk, question: &Question, overlaps: &[Overlap]) -> Claim {
-    let request = &question.request;
-    let hit = overlaps.iter().map(|overlap| overlap.device).max().unwrap_or(0);
-    let hit_tokens = u64::from(hit) * u64::from(question.block_tokens);
-    let miss_tokens = u64::from(request.prompt_tokens).saturating_sub(hit_tokens).max(1);
-    let expected = desk.answer_expected(request.answer_tokens_max).ceil() as u64 * u64::from(request.choices.max(1));
+/// What a request may claim; what it takes is added by the desk.
+fn rights(question: &Question) -> Claim {
     Claim {
         tenant: question.tenant.clone(),
-        weight: request.weight.clamp(1, 1_000),
+        weight: question.request.weight.clamp(1, 1_000),
         priority: question.priority,
-        miss_tokens,
-        cost_tokens: miss_tokens + expected.min(u64::from(request.answer_tokens_max.max(1))),
         deadline: question.deadline,
-        begun: request.begun,
+        begun: question.request.begun,
+        ..Claim::default()
     }
 }
 

@@ -1,12 +1,13 @@
 //! Moves the virtual clock: arrivals, decisions, engine steps, and the news about them, each at its time.
 //!
 //! One heap of events; ties in the order of their making, so one seed gives one run. `routing` finds a worker for each
-//! request as the product's client and shard do, `serving` is what engines do and what is heard of it, `faults` what goes
+//! request as the product's client and shard do, `waiting` is the shard's queue, `serving` is what engines do and what is heard of it, `faults` what goes
 //! wrong and how it is mended. Bounds: the traffic.
 
 mod faults;
 mod routing;
 mod serving;
+mod waiting;
 
 use std::{
     cmp::{Ordering, Reverse},
@@ -21,6 +22,7 @@ use starling_actors::{
         desk::{Desk, Ticket},
         fleet::{Heard, Places, Standing},
         policy::PolicyError,
+        queue::Queue,
     },
 };
 use starling_engine::{
@@ -36,6 +38,7 @@ use starling_kv::{
 use thiserror::Error;
 
 use super::{setup::Setup, trace::Asked, worker::SimWorker};
+use waiting::Waiter;
 
 /// A worker queues so many; nobody is refused for want of a place in the queue.
 const WAITING_MAX: u32 = u32::MAX / 2;
@@ -128,6 +131,8 @@ enum Event {
         router: usize,
         tried: usize,
     },
+    /// The shard looks after those that wait.
+    Look,
     Submit {
         worker: usize,
         request: usize,
@@ -263,6 +268,10 @@ pub struct Cluster<'a> {
     context: u32,
     run: Run,
     frozen: Option<(usize, Duration, Duration)>,
+    /// Of the one shard, while every worker is taken.
+    line: Queue<Waiter>,
+    /// A look at those that wait is on the clock.
+    looks: bool,
 }
 
 impl<'a> Cluster<'a> {
@@ -305,6 +314,8 @@ impl<'a> Cluster<'a> {
             context,
             run: Run::default(),
             frozen: None,
+            line: Queue::new(setup.queue.clone().unwrap_or_default()),
+            looks: false,
         };
         cluster.staff()?;
         cluster.link_turns();
@@ -331,6 +342,9 @@ impl<'a> Cluster<'a> {
 
     fn new_desk(&self, number: u64) -> Result<Desk, PolicyError> {
         let mut desk = Desk::new(self.setup.policy.build()?, self.setup.seed.wrapping_add(number));
+        if let Some(queue) = &self.setup.queue {
+            desk = desk.with_rooms(queue.rooms);
+        }
         let places = Places {
             sequences: self.setup.sequences,
             waiting: WAITING_MAX,
@@ -414,6 +428,7 @@ impl<'a> Cluster<'a> {
             }
             Event::Ask { request, tried } => self.ask(request, tried),
             Event::Decide { request, router, tried } => self.decide_at(request, router, tried),
+            Event::Look => self.look(),
             Event::Submit { worker, request } => {
                 self.submit(worker, request);
                 self.step(worker)?;
@@ -428,7 +443,10 @@ impl<'a> Cluster<'a> {
                 // False for one that is not held any more.
                 desk.prefilled(ticket);
             }),
-            Event::Ended(request) => self.ended(request),
+            Event::Ended(request) => {
+                self.ended(request);
+                self.hand_out();
+            }
             Event::KillOwner => self.kill_owner(),
             Event::Noticed { gateway, router } => self.noticed(gateway, router),
             Event::TakeOver { router } => self.take_over(router)?,

@@ -4,7 +4,10 @@
 
 use std::time::Duration;
 
-use starling_actors::route::policy::{PolicyConfig, PolicyName};
+use starling_actors::route::{
+    policy::{PolicyConfig, PolicyName},
+    queue::QueueConfig,
+};
 use starling_engine::simulated::Timing;
 
 /// Tokens per block.
@@ -21,6 +24,8 @@ pub struct Setup {
     pub policy: PolicyConfig,
     /// Each gateway decides by itself, as routers do elsewhere; otherwise one shard decides for all.
     pub decide_apart: bool,
+    /// Where requests wait while every worker is taken, if one shard decides. Without it each goes to a worker's own queue at once.
+    pub queue: Option<QueueConfig>,
     /// KV blocks of [`BLOCK`] tokens in each engine.
     pub blocks: u32,
     /// Sequences in a batch.
@@ -57,6 +62,7 @@ impl Default for Setup {
             gateways: 1,
             policy: PolicyConfig::default(),
             decide_apart: false,
+            queue: Some(patient()),
             blocks: 65_536,
             sequences: 256,
             step_tokens: 8_192,
@@ -75,6 +81,13 @@ impl Setup {
     #[must_use]
     pub fn with_policy(&self, name: PolicyName) -> Self {
         let decide_apart = name != PolicyName::Starling;
-        Self { policy: PolicyConfig::named(name), decide_apart, ..self.clone() }
+        let queue = self.queue.clone().filter(|_| !decide_apart);
+        Self { policy: PolicyConfig::named(name), decide_apart, queue, ..self.clone() }
     }
+}
+
+/// The product's queue, but nobody is refused: policies are compared by the time of all requests.
+fn patient() -> QueueConfig {
+    let (places, wait_ms_max) = (usize::MAX, 1_000_000_000);
+    QueueConfig { places, tenant_places: places, wait_ms_max, ..QueueConfig::default() }
 }

@@ -129,6 +129,7 @@ fn receipt(worker: &str) -> Receipt {
         source: None,
         regret_ms: None,
         shifted: None,
+        waited_for: String::new(),
     }
 }
 

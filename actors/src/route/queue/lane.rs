@@ -155,6 +155,20 @@ impl Lane {
         }
     }
 
+    /// Waiting ones of a tenant, next first, and the key of each.
+    pub(super) fn order_of(&self, tenant: &Arc<str>) -> Option<&BTreeSet<(u64, Place)>> {
+        self.tenants.get(tenant).map(|tenant| &tenant.order)
+    }
+
+    /// One that waits and is not passed over has another key now.
+    pub(super) fn rekey(&mut self, claim: &Claim, (before, now): (u64, u64), place: Place) {
+        if let Some(tenant) = self.tenants.get_mut(&claim.tenant)
+            && tenant.order.remove(&(before, place))
+        {
+            tenant.order.insert((now, place));
+        }
+    }
+
     pub(super) fn park(&mut self, claim: &Claim, key: u64, place: Place) {
         let Some(tenant) = self.tenants.get_mut(&claim.tenant) else { return };
         tenant.order.remove(&(key, place));

@@ -1,16 +1,18 @@
 //! Who goes next when every worker is taken, and who is not let in at all.
 //!
 //! Called by the router shard under its lock, one queue a model. Classes go by priority, lower numbers first. Inside a class
-//! tenants take turns by tokens ([`lane`]), inside a tenant the earliest deadline goes first, or the smallest miss. Who
-//! has waited too long goes next once in a while, whatever its class. Room is judged by [`rooms`], time by what [`drain`]
+//! tenants take turns by tokens ([`lane`]), inside a tenant the earliest deadline goes first, or what is cached now, or the smallest
+//! miss ([`order`]). [`turns`] gives those whose turn it is to workers. Who has waited too long goes next once in a while, whatever its class. Room is judged by [`rooms`], time by what [`drain`]
 //! has measured. Pure: time is an argument, `T` is whatever the caller wants back. Every step is O(log n) in what waits.
 //! Bounds: [`QueueConfig::places`] entries, [`QueueConfig::tenant_places`] of one tenant; those that had begun before come on top.
 
 mod drain;
 mod lane;
+pub mod order;
 pub mod rooms;
 #[cfg(test)]
 mod tests;
+pub mod turns;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -22,7 +24,8 @@ use serde::{Deserialize, Serialize};
 
 use drain::Drain;
 use lane::Lane;
-use rooms::Rooms;
+pub use order::Order;
+use rooms::{HeldBack, Rooms};
 
 /// Every so many turns one goes to who has waited too long.
 pub const OVERDUE_TURN: u32 = 8;
@@ -30,17 +33,6 @@ pub const OVERDUE_TURN: u32 = 8;
 /// Bounds of what a refused client is told to wait, whatever was measured.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
-
-/// What goes first inside a tenant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Order {
-    /// The earliest deadline, then who came first.
-    #[default]
-    Deadline,
-    /// The fewest prompt tokens to compute, then who came first. Better medians, longer waits for long prompts.
-    ShortestMiss,
-}
 
 /// Settings of one queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +48,11 @@ pub struct QueueConfig {
     pub overdue_ms: u64,
     /// What goes first inside a tenant.
     pub order: Order,
+    /// Of [`Order::Cached`]: milliseconds of patience for each millisecond of prefill that a request still needs.
+    pub patience: u32,
+    /// Of [`Order::Cached`]: nobody goes before another one of its tenant and class whose deadline is earlier by more than so
+    /// many milliseconds.
+    pub passed_ms_max: u64,
     /// When a worker counts as taken.
     pub rooms: Rooms,
 }
@@ -67,14 +64,16 @@ impl Default for QueueConfig {
             tenant_places: 512,
             wait_ms_max: 60_000,
             overdue_ms: 5_000,
-            order: Order::Deadline,
+            order: Order::Cached,
+            patience: 10,
+            passed_ms_max: 10_000,
             rooms: Rooms::default(),
         }
     }
 }
 
 /// What a request brings to the queue.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Claim {
     /// Whose; empty for nobody's in particular.
     pub tenant: Arc<str>,
@@ -84,6 +83,8 @@ pub struct Claim {
     pub priority: i32,
     /// Prompt tokens to compute.
     pub miss_tokens: u64,
+    /// How long that takes at the worker that would compute it, as far as it is known.
+    pub prefill: Duration,
     /// Those and the answer's expected tokens: what a turn costs.
     pub cost_tokens: u64,
     /// When it has no use any more, on the queue's clock.
@@ -103,6 +104,8 @@ pub struct Entry<T> {
     pub claim: Claim,
     /// Since when.
     pub since: Duration,
+    /// Why it waits.
+    pub held_back: HeldBack,
     /// The caller's.
     pub payload: T,
     key: u64,
@@ -184,6 +187,8 @@ pub struct Queue<T> {
     next: u64,
     /// Turns since one went to an overdue request.
     turns: u32,
+    /// Up to where those behind the front were looked at again.
+    looked: (u64, Place),
 }
 
 impl<T> Queue<T> {
@@ -202,6 +207,7 @@ impl<T> Queue<T> {
             drain: Drain::default(),
             next: 0,
             turns: 0,
+            looked: (0, Place(0)),
         }
     }
 
@@ -228,6 +234,14 @@ impl<T> Queue<T> {
     /// # Errors
     /// The refusal, and the payload.
     pub fn offer(&mut self, claim: Claim, payload: T, now: Duration) -> Offered<T> {
+        self.offer_held_back(claim, HeldBack::Turn, payload, now)
+    }
+
+    /// As [`Self::offer`], of one of which it is known why it waits.
+    ///
+    /// # Errors
+    /// The refusal, and the payload.
+    pub fn offer_held_back(&mut self, claim: Claim, held_back: HeldBack, payload: T, now: Duration) -> Offered<T> {
         if !claim.begun && self.hopeless(&claim, now) {
             let late = self.wait(&claim).saturating_sub(self.patience(&claim, now));
             return Err((Refusal { reason: Reason::Hopeless, retry_after: bounded(late) }, payload));
@@ -237,7 +251,7 @@ impl<T> Queue<T> {
             Err(reason) => return Err((Refusal { reason, retry_after: self.retry_after(&claim) }, payload)),
         };
         let displaced = victim.and_then(|place| self.remove(place, now));
-        Ok((self.insert(claim, payload, now), displaced))
+        Ok((self.insert(claim, (held_back, payload), now), displaced))
     }
 
     /// Whose turn it is; parked ones have none.
@@ -350,7 +364,7 @@ impl<T> Queue<T> {
 
     /// When it is taken out at the latest.
     fn limit(&self, claim: &Claim, since: Duration) -> Duration {
-        claim.deadline.min(since + Duration::from_millis(self.config.wait_ms_max))
+        self.config.limit(claim, since)
     }
 
     /// The oldest, if it has waited too long and may be taken.
@@ -396,19 +410,16 @@ impl<T> Queue<T> {
         self.lanes.get(&class)?.last_of(tenant)
     }
 
-    fn insert(&mut self, claim: Claim, payload: T, now: Duration) -> Place {
+    fn insert(&mut self, claim: Claim, (held_back, payload): (HeldBack, T), now: Duration) -> Place {
         let place = Place(self.next);
         self.next += 1;
-        let key = match self.config.order {
-            Order::Deadline => u64::try_from(claim.deadline.as_micros()).unwrap_or(u64::MAX),
-            Order::ShortestMiss => claim.miss_tokens,
-        };
+        let key = self.config.key(&claim, now);
         self.drain.resume(now);
         self.lanes.entry(class_of(&claim)).or_default().insert(&claim, key, place);
         self.ages.insert((now, place));
         self.deadlines.insert((self.limit(&claim, now), place));
         self.count(&claim, true);
-        self.entries.insert(place, Entry { claim, since: now, payload, key, parked: false });
+        self.entries.insert(place, Entry { claim, since: now, held_back, payload, key, parked: false });
         place
     }
 

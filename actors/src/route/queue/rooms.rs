@@ -17,7 +17,8 @@ pub struct Rooms {
     /// busy while the next one is on its way.
     pub ahead_percent: u32,
     /// Prompt tokens handed to a worker ahead, in steps of its engine; 0 for any number. A prompt of any length is
-    /// given to a worker that is below.
+    /// given to a worker that is below. Fewer than two leave it idle between steps; what is more is bound to it before it is known
+    /// what its cache will hold then.
     pub prefill_steps: u32,
     /// KV blocks promised to requests on a worker, in percent of its pool; 0 for any number. Above 100 some requests wait there
     /// for blocks of those before them, which keeps its pool full while the next one is on its way.
@@ -33,9 +34,41 @@ pub struct Need {
     pub blocks: u64,
 }
 
+/// Why a worker is given nothing now, or a request waits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HeldBack {
+    /// Others wait already.
+    #[default]
+    Turn,
+    /// Batches are full, with those ahead.
+    Batch,
+    /// Enough prompts are queued to keep it busy.
+    Prompts,
+    /// The KV blocks are held or promised.
+    Blocks,
+    /// No worker with room may have the request.
+    Elsewhere,
+}
+
+impl HeldBack {
+    /// As receipts say it: what is waited for.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Turn => "its turn",
+            Self::Batch => "a place in a batch",
+            Self::Prompts => "queued prompts to be computed",
+            Self::Blocks => "KV blocks",
+            Self::Elsewhere => "a worker that may have it",
+        }
+    }
+}
+
 impl Default for Rooms {
+    /// Three steps: the one under way, the next, and one that may turn out smaller than it looks. What is given later is given by
+    /// what the caches hold then.
     fn default() -> Self {
-        Self { ahead_percent: 25, prefill_steps: 8, kv_percent: 125 }
+        Self { ahead_percent: 25, prefill_steps: 3, kv_percent: 110 }
     }
 }
 
@@ -43,15 +76,27 @@ impl Rooms {
     /// Whether a worker should be given one more request now, of however many answers.
     #[must_use]
     pub fn open(&self, fleet: &Fleet, slot: Slot, block_tokens: u32) -> bool {
+        self.held_back(fleet, slot, block_tokens).is_none()
+    }
+
+    /// Why a worker should not be given one more request now.
+    #[must_use]
+    pub fn held_back(&self, fleet: &Fleet, slot: Slot, block_tokens: u32) -> Option<HeldBack> {
         let places = fleet.places[slot];
         if places.sequences == 0 {
-            return true;
+            return None;
         }
         let ahead = (places.sequences.saturating_mul(self.ahead_percent) / 100).max(1).min(places.waiting);
         let tokens = u64::from(self.prefill_steps) * u64::from(places.step_tokens);
-        fleet.in_flight(slot) < places.sequences.saturating_add(ahead)
-            && (tokens == 0 || fleet.queued_tokens(slot) < tokens)
-            && self.blocks_left(fleet, slot, block_tokens) > 0
+        if fleet.in_flight(slot) >= places.sequences.saturating_add(ahead) {
+            Some(HeldBack::Batch)
+        } else if tokens > 0 && fleet.queued_tokens(slot) >= tokens {
+            Some(HeldBack::Prompts)
+        } else if self.blocks_left(fleet, slot, block_tokens) == 0 {
+            Some(HeldBack::Blocks)
+        } else {
+            None
+        }
     }
 
     /// Whether a worker would take so much more. One that has nothing to do is asked in any case.

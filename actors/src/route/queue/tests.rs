@@ -2,7 +2,11 @@ use std::{collections::HashMap, time::Duration};
 
 use proptest::prelude::*;
 
-use super::{rooms::Need, *};
+use super::{
+    order::{FRONT, MORE},
+    rooms::Need,
+    *,
+};
 
 fn secs(value: u64) -> Duration {
     Duration::from_secs(value)
@@ -14,7 +18,8 @@ fn ms(value: u64) -> Duration {
 
 fn claim(tenant: &str, priority: i32, cost_tokens: u64) -> Claim {
     let (miss_tokens, deadline) = (cost_tokens, secs(3_600));
-    Claim { tenant: tenant.into(), weight: 1, priority, miss_tokens, cost_tokens, deadline, begun: false }
+    let tenant = tenant.into();
+    Claim { tenant, weight: 1, priority, miss_tokens, cost_tokens, deadline, ..Claim::default() }
 }
 
 fn queue(config: QueueConfig) -> Queue<&'static str> {
@@ -209,6 +214,7 @@ enum Step {
     Park,
     Unpark,
     Cancel(usize),
+    Look(u64),
     Expire,
     Pass(u64),
 }
@@ -223,6 +229,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Park),
         1 => Just(Step::Unpark),
         1 => (0usize..50).prop_map(Step::Cancel),
+        2 => (0u64..3_000).prop_map(Step::Look),
         1 => Just(Step::Expire),
         2 => (1u64..400).prop_map(Step::Pass),
     ];
@@ -232,8 +239,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     /// Whatever comes, goes, is parked or expires: nobody is lost or told twice, bounds hold, and nothing is left at the end.
     #[test]
-    fn everybody_is_told_once_and_nothing_is_left(steps in steps(), shortest: bool) {
-        let order = if shortest { Order::ShortestMiss } else { Order::Deadline };
+    fn everybody_is_told_once_and_nothing_is_left(steps in steps(), order in 0usize..3) {
+        let order = [Order::ShortestMiss, Order::Deadline, Order::Cached][order];
         let config = QueueConfig { places: 12, tenant_places: 8, overdue_ms: 500, order, ..QueueConfig::default() };
         let mut queue: Queue<u64> = Queue::new(config);
         let (mut now, mut number) = (ms(0), 0u64);
@@ -279,6 +286,13 @@ proptest! {
                         prop_assert!(queue.remove(place, now).is_none());
                         waiting.remove(&number);
                     }
+                }
+                Step::Look(prefill) => {
+                    let turn = queue.next(now);
+                    for place in turn.map(|turn| queue.reconsidered(turn)).unwrap_or_default() {
+                        queue.judge(place, ms(prefill));
+                    }
+                    prop_assert_eq!(queue.next(now).is_some(), turn.is_some());
                 }
                 Step::Expire => for (entry, _) in queue.expire(now) {
                     prop_assert!(waiting.remove(&entry.payload).is_some());
@@ -363,8 +377,8 @@ fn a_worker_is_taken_by_its_batch_what_is_ahead_and_the_prompts_that_wait() {
     assert_eq!(at(8, 2, 0), (false, true));
     assert_eq!(at(8, 15, 0), (false, true));
     assert_eq!(at(8, 16, 0), (false, false));
-    assert_eq!(at(1, 1, 8 * 512 - 1), (true, true));
-    assert_eq!(at(1, 1, 8 * 512), (false, true));
+    assert_eq!(at(1, 1, 3 * 512 - 1), (true, true));
+    assert_eq!(at(1, 1, 3 * 512), (false, true));
     at(0, 0, 0);
     let huge = Need { sequences: 100, blocks: 100_000 };
     assert!(
@@ -445,5 +459,89 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+/// One in the queue of whom it was found out how long its prompt would be computed.
+fn found_out(tenant: &str, at: u64, prefill: u64) -> Claim {
+    Claim { deadline: secs(100) + ms(at), prefill: ms(prefill), ..claim(tenant, 0, 10) }
+}
+
+#[test]
+fn who_is_cached_goes_first_by_patience_for_each_millisecond_and_only_so_far() {
+    let config = QueueConfig { patience: 10, passed_ms_max: 1_000, ..QueueConfig::default() };
+    let mut queue = queue(config);
+    put(&mut queue, found_out("t", 0, 90), "long", ms(0));
+    put(&mut queue, found_out("t", 0, 5_000), "endless", ms(0));
+    put(&mut queue, found_out("t", 800, 5), "cached", ms(800));
+    put(&mut queue, found_out("t", 900, 1), "later", ms(900));
+    put(&mut queue, found_out("t", 1_001, 0), "too late", ms(1_001));
+    let got: Vec<_> = std::iter::from_fn(|| pop(&mut queue, ms(1_002))).collect();
+    assert_eq!(got, ["cached", "long", "later", "endless", "too late"]);
+}
+
+#[test]
+fn one_with_little_time_is_not_put_off_until_it_is_over() {
+    let mut queue = queue(QueueConfig { patience: 10, passed_ms_max: 10_000, ..QueueConfig::default() });
+    let hurried = Claim { deadline: ms(400), ..found_out("t", 0, 2_000) };
+    put(&mut queue, hurried, "hurried", ms(0));
+    put(&mut queue, Claim { deadline: ms(501), ..found_out("t", 0, 0) }, "cached", ms(0));
+    assert_eq!(pop(&mut queue, ms(1)), Some("hurried"));
+}
+
+#[test]
+fn those_in_front_are_looked_at_again_each_time_and_the_rest_in_rotation() {
+    let mut queue: Queue<usize> = Queue::new(QueueConfig::default());
+    let count = FRONT + 3 * MORE;
+    for at in 0..count {
+        queue.offer(found_out("t", at as u64, 50), at, ms(0)).expect("room");
+    }
+    // Beyond what anybody can be passed by.
+    queue.offer(found_out("t", 60_000, 50), usize::MAX, ms(0)).expect("room");
+    let mut seen: HashMap<usize, usize> = HashMap::new();
+    for _ in 0..4 {
+        let turn = queue.next(ms(1)).expect("many wait");
+        let looked = queue.reconsidered(turn);
+        assert!(looked.len() <= FRONT + MORE);
+        looked.iter().for_each(|place| *seen.entry(queue.get(*place).expect("waits").payload).or_default() += 1);
+    }
+    assert!((0..FRONT).all(|at| seen[&at] == 4), "{seen:?}");
+    assert!((FRONT..count).all(|at| (1..=2).contains(&seen[&at])) && !seen.contains_key(&usize::MAX), "{seen:?}");
+    // One behind is cached now.
+    let place = queue.entries.iter().find(|(_, entry)| entry.payload == 40).map(|(place, _)| *place).expect("it waits");
+    queue.judge(place, ms(0));
+    assert_eq!(pop(&mut queue, ms(2)), Some(40));
+    let plain = QueueConfig { order: Order::Deadline, ..QueueConfig::default() };
+    let mut queue = self::queue(plain);
+    let first = put(&mut queue, found_out("t", 0, 50), "a", ms(0));
+    assert!(queue.reconsidered(first).is_empty());
+}
+
+proptest! {
+    /// Nobody is passed by one of its tenant and class whose deadline is later by more than the bound, whatever is found out.
+    #[test]
+    fn nobody_is_passed_for_longer_than_the_bound(
+        come in prop::collection::vec((0u64..400, 0u64..4_000, 0u64..4_000), 2..60),
+        patience in 0u32..50,
+    ) {
+        let config = QueueConfig { patience, passed_ms_max: 2_000, overdue_ms: u64::MAX, ..QueueConfig::default() };
+        let mut queue: Queue<u64> = Queue::new(config);
+        let mut at = 0;
+        for (pause, prefill, _) in &come {
+            at += pause;
+            queue.offer(found_out("t", at, *prefill), *prefill, ms(at)).expect("room");
+        }
+        for (.., found) in &come {
+            let turn = queue.next(ms(at)).expect("as many as came");
+            for (more, place) in queue.reconsidered(turn).into_iter().enumerate() {
+                queue.judge(place, ms(found.wrapping_mul(more as u64 + 1) % 4_000));
+            }
+            let next = queue.next(ms(at)).expect("as many as came");
+            let deadline = queue.get(next).expect("it waits").claim.deadline;
+            let earliest = queue.entries.values().map(|entry| entry.claim.deadline).min().expect("one at least");
+            prop_assert!(deadline <= earliest + ms(2_000), "{deadline:?} before {earliest:?}");
+            queue.take(next, ms(at));
+        }
+        prop_assert!(queue.is_empty());
     }
 }

@@ -38,6 +38,7 @@ impl Cluster<'_> {
             self.desks[desk] = None;
         }
         self.routers[owner] = Router::Dead;
+        self.scatter();
         self.following.iter_mut().for_each(|following| *following = Following::Nobody);
         let heir = self.ranked(0).into_iter().find(|router| self.routers[*router] != Router::Dead);
         for gateway in 0..self.gateways.len() {

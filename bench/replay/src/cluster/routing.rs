@@ -10,14 +10,18 @@ use std::{
 };
 
 use starling_actors::route::{
-    desk::Ask,
+    desk::Decision,
     fallback::two_choices,
+    queue::turns::{self, Caches, Waits},
     slots::{rank, slot_of},
 };
-use starling_ids::{BlockHash, RequestId, TokenId};
+use starling_ids::{BlockHash, TokenId};
 use starling_kv::hash::block_hashes;
 
-use super::{Cluster, Event, Router, Served, alone_ms};
+use super::{
+    Cluster, Event, Router, Served, alone_ms,
+    waiting::{Known, Waiter},
+};
 use crate::{
     setup::BLOCK,
     trace::{mix, write_tokens},
@@ -121,8 +125,10 @@ impl Cluster<'_> {
         let own = router == self.live[request].gateway;
         match self.routers[router] {
             Router::Decides(desk) => {
-                if self.decide(request, desk) {
+                if self.line.is_empty() && self.decide(request, desk) {
                     self.send(request, if own { 1 } else { 2 });
+                } else if self.setup.queue.is_some() {
+                    self.wait_in_line(request, desk);
                 }
             }
             // A dead process refuses, one that does not know the workers yet says so: the answer comes back at once.
@@ -133,43 +139,45 @@ impl Cluster<'_> {
         }
     }
 
-    /// Chooses and reserves. False when there is no worker, which fails the request.
+    /// What a request asks for.
+    pub(super) fn waiter(&self, request: usize) -> Waiter {
+        let live = &self.live[request];
+        Waiter { request, hashes: live.hashes.clone(), prompt: live.served.prompt, answer_max: self.context }
+    }
+
+    /// Chooses and reserves. False when there is no worker: without a queue that fails the request.
     fn decide(&mut self, request: usize, at: usize) -> bool {
-        let hashes = self.live[request].hashes.clone();
+        let waiter = self.waiter(request);
         let Some(Some(desk)) = self.desks.get_mut(at) else { return false };
-        let ask = Ask {
-            request: RequestId(request as u128),
-            prompt_tokens: self.live[request].served.prompt,
-            block_tokens: BLOCK,
-            hashes: &hashes,
-            choices: 1,
-            answer_tokens_max: self.context,
-            ..Ask::default()
-        };
         let began = Instant::now();
-        let found = self.index.matches(&hashes, usize::MAX);
-        let fleet = desk.fleet();
-        let hits: Vec<(usize, u32)> =
-            found.iter().filter_map(|hit| Some((fleet.slot(&hit.worker)?, hit.depth as u32))).collect();
-        let decision = desk.decide(&ask, &hits, self.now);
+        let known = Known(&self.index);
+        let overlaps = known.overlaps(&waiter.hashes);
+        let decision = turns::decide(desk, &known, (waiter.ask(), Duration::ZERO), &overlaps, self.now);
         self.run.deciding += began.elapsed();
         let Some(decision) = decision else { return false };
+        self.granted(request, at, &decision);
+        true
+    }
+
+    /// A worker was found.
+    pub(super) fn granted(&mut self, request: usize, at: usize, decision: &Decision) {
         let worker = self.workers.iter().position(|worker| worker.id == decision.worker).unwrap_or_default();
         let live = &mut self.live[request];
         live.ticket = Some((at, decision.ticket));
         (live.served.worker, live.served.predicted) = (worker, decision.hit_blocks * BLOCK);
         if request.is_multiple_of(SAMPLED) {
-            self.compare(request, &hits);
+            self.compare(request);
         }
-        true
     }
 
     /// How much sooner the answer could have begun, by what the engines really have to do.
-    fn compare(&mut self, request: usize, hits: &[(usize, u32)]) {
+    fn compare(&mut self, request: usize) {
+        let found = self.index.matches(&self.live[request].hashes, usize::MAX);
         let Served { worker: chosen, prompt, .. } = self.live[request].served;
         let wait = |at: usize| {
             let worker = &self.workers[at];
-            let hit = hits.iter().find(|(slot, _)| *slot == at).map_or(0, |(_, depth)| depth * BLOCK);
+            let held = found.iter().find(|hit| hit.worker == worker.id);
+            let hit = held.map_or(0, |hit| hit.depth as u32 * BLOCK);
             let left = if worker.stepping.is_some() { worker.until.saturating_sub(self.now) } else { Duration::ZERO };
             let queued =
                 u32::try_from(starling_engine::Engine::load(&worker.engine).prefill_tokens).unwrap_or(u32::MAX);
@@ -196,7 +204,7 @@ impl Cluster<'_> {
     }
 
     /// To its worker, so many hops away.
-    fn send(&mut self, request: usize, hops: u32) {
+    pub(super) fn send(&mut self, request: usize, hops: u32) {
         let live = &self.live[request];
         let worker = live.served.worker;
         self.gateways[live.gateway].own[worker] += 1;

@@ -1,0 +1,104 @@
+//! What goes first inside a tenant, and how that is kept true while requests wait.
+//!
+//! Called by [`super::Queue`] when a request comes and by [`super::turns`] before one is given away. What is cached changes while
+//! requests wait: blocks of one that was given away are there for its siblings a moment later, others are evicted. So those in
+//! front are looked at again before each turn, and of the rest a few more each time, in rotation. Pure.
+//! Bounds: [`FRONT`] and [`MORE`] lookups a turn.
+
+use std::{
+    ops::Bound::{Excluded, Unbounded},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Claim, Place, Queue, QueueConfig, class_of};
+
+/// Of those next in line, so many are looked at again before each turn.
+pub const FRONT: usize = 8;
+/// Of those behind them that could go before the first one, so many, in rotation.
+pub const MORE: usize = 16;
+
+/// What goes first inside a tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// The earliest deadline, put off by [`QueueConfig::patience`] times the prefill that a request still needs at the best worker
+    /// with room, at most by [`QueueConfig::passed_ms_max`] and a quarter of its time; then who came first. What is cached is used before it is evicted, and
+    /// whoever is passed by others is so for a bounded time.
+    #[default]
+    Cached,
+    /// The earliest deadline, then who came first.
+    Deadline,
+    /// The fewest prompt tokens to compute when it came, then who came first. Better medians, longer waits for long prompts.
+    ShortestMiss,
+}
+
+impl QueueConfig {
+    /// Of a request that waits since then; those with lower keys go first.
+    pub(super) fn key(&self, claim: &Claim, since: Duration) -> u64 {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        match self.order {
+            Order::Deadline => micros(claim.deadline),
+            Order::ShortestMiss => claim.miss_tokens,
+            Order::Cached => {
+                // Nor so much that its time would be over.
+                let left = self.limit(claim, since).saturating_sub(since) / 4;
+                let put_off = claim.prefill.saturating_mul(self.patience).min(self.passed()).min(left);
+                micros(claim.deadline.saturating_add(put_off))
+            }
+        }
+    }
+
+    /// When a request is taken out at the latest.
+    pub(super) fn limit(&self, claim: &Claim, since: Duration) -> Duration {
+        claim.deadline.min(since + Duration::from_millis(self.wait_ms_max))
+    }
+
+    fn passed(&self) -> Duration {
+        Duration::from_millis(self.passed_ms_max)
+    }
+}
+
+impl<T> Queue<T> {
+    /// Whom to look at again before a turn that would be this one's: by what is cached now, another of its tenant may go before it.
+    /// Empty when the order has nothing to do with that, or when its turn is for its age.
+    pub(super) fn reconsidered(&mut self, turn: Place) -> Vec<Place> {
+        if self.config.order != Order::Cached {
+            return Vec::new();
+        }
+        let Some(entry) = self.entries.get(&turn) else { return Vec::new() };
+        let passed = u64::try_from(self.config.passed().as_micros()).unwrap_or(u64::MAX);
+        let Some(order) = self.lanes.get(&class_of(&entry.claim)).and_then(|lane| lane.order_of(&entry.claim.tenant))
+        else {
+            return Vec::new();
+        };
+        // One whose turn is for its age is not the first.
+        let Some(first) = order.first().copied().filter(|(_, place)| *place == turn) else { return Vec::new() };
+        let mut some: Vec<Place> = order.iter().take(FRONT).map(|(_, place)| *place).collect();
+        let last = order.iter().nth(FRONT.saturating_sub(1)).copied();
+        // Behind the front, from where the last look ended, as far as one may come forward.
+        let reach = first.0.saturating_add(passed);
+        let from = last.map(|last| last.max(self.looked));
+        let more: Vec<(u64, Place)> = from.map_or_else(Vec::new, |from| {
+            order.range((Excluded(from), Unbounded)).take_while(|(key, _)| *key <= reach).take(MORE).copied().collect()
+        });
+        // At the end it begins anew behind the front.
+        self.looked = if more.len() == MORE { more[MORE - 1] } else { (0, Place(0)) };
+        some.extend(more.into_iter().map(|(_, place)| place));
+        some
+    }
+
+    /// What a waiting request needs to compute was found out anew.
+    pub(super) fn judge(&mut self, place: Place, prefill: Duration) {
+        let Some(entry) = self.entries.get_mut(&place).filter(|entry| !entry.parked) else { return };
+        entry.claim.prefill = prefill;
+        let (before, key) = (entry.key, self.config.key(&entry.claim, entry.since));
+        if key != before {
+            entry.key = key;
+            if let Some(lane) = self.lanes.get_mut(&class_of(&entry.claim)) {
+                lane.rekey(&entry.claim, (before, key), place);
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! From the queue to the workers: whoever is next goes where it is best for it now, while some worker has room.
+//!
+//! Called by the router shard under its lock, and by the cluster simulator, whenever a reservation is given back, an account came or
+//! somebody came to wait. A request is bound to a worker here and not when it came: what the caches hold by then is known, and
+//! so is who else was given what. Pure. Bounds: [`PASSED_MAX`] and [`WISHING_MAX`] are passed over in one go, and as many are
+//! looked up as [`super::order`] says for each that goes.
+
+use std::time::Duration;
+
+use starling_ids::{BlockHash, WorkerId};
+use starling_kv::index::{Holder, Overlap};
+
+use super::{Claim, Entry, Place, Queue};
+use crate::route::desk::{Ask, Decision, Desk};
+
+/// How long a request waits for a worker with KV blocks for all of its prompt.
+pub const KV_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Waiting requests passed over in one go because no worker with room may have them.
+const PASSED_MAX: u32 = 8;
+/// As that, of requests that wish for a worker which is taken; they are passed over at less cost.
+const WISHING_MAX: u32 = 64;
+
+/// A request that can wait.
+pub trait Waits {
+    /// What it asks for.
+    fn ask(&self) -> Ask<'_>;
+    /// Nobody waits for the answer any more.
+    fn is_gone(&self) -> bool;
+}
+
+/// What is known of the workers' caches.
+pub trait Caches {
+    /// Who holds leading blocks of a chain, and how many.
+    fn overlaps(&self, chain: &[BlockHash]) -> Vec<Overlap>;
+    /// Whose an overlap is; none when it left since.
+    fn who(&self, holder: Holder) -> Option<WorkerId>;
+    /// A prompt was given to a worker whose pool has so many blocks.
+    fn gave(&self, decision: &Decision, chain: &[BlockHash], blocks_max: u32);
+}
+
+/// One decision. `None` when no worker is left, or all are taken.
+pub fn decide(
+    desk: &mut Desk,
+    caches: &impl Caches,
+    (ask, waited): (Ask<'_>, Duration),
+    overlaps: &[Overlap],
+    now: Duration,
+) -> Option<Decision> {
+    let ask = Ask { overdue: waited >= KV_PATIENCE, ..ask };
+    let decision = desk.decide_over(&ask, overlaps, |holder| caches.who(holder), now)?;
+    let blocks_max = desk.fleet().slot(&decision.worker).map_or(0, |slot| desk.fleet().places[slot].blocks);
+    caches.gave(&decision, ask.hashes, blocks_max);
+    Some(decision)
+}
+
+/// What a request brings to the queue beside `rights`, its tenant and class: at best the worker that holds most of it computes
+/// the rest.
+pub fn claim(desk: &mut Desk, caches: &impl Caches, ask: &Ask<'_>, overlaps: &[Overlap], rights: Claim) -> Claim {
+    let hit = overlaps.iter().map(|overlap| overlap.device).max().unwrap_or(0);
+    let hit_tokens = u64::from(hit) * u64::from(ask.block_tokens);
+    let miss_tokens = u64::from(ask.prompt_tokens).saturating_sub(hit_tokens).max(1);
+    let expected = desk.answer_expected(ask.answer_tokens_max).ceil() as u64 * u64::from(ask.choices.max(1));
+    let prefill = desk.prefill_expected(ask, overlaps, |holder| caches.who(holder), None);
+    Claim {
+        miss_tokens,
+        prefill: prefill.unwrap_or_default(),
+        cost_tokens: miss_tokens + expected.min(u64::from(ask.answer_tokens_max.max(1))),
+        ..rights
+    }
+}
+
+/// Gives what is free to those whose turn it is, until nothing is. Each that went comes back with its decision.
+pub fn hand_out<T: Waits>(
+    queue: &mut Queue<T>,
+    desk: &mut Desk,
+    caches: &impl Caches,
+    now: Duration,
+) -> Vec<(Entry<T>, Decision)> {
+    let mut gone = Vec::new();
+    let (mut passed, mut wishing) = (0, 0);
+    while !queue.is_empty() && desk.has_room(now) {
+        let Some(place) = whose_turn(queue, desk, caches, now) else { break };
+        let Some(entry) = queue.get(place) else { break };
+        if entry.payload.is_gone() {
+            queue.remove(place, now);
+            continue;
+        }
+        let ask = entry.payload.ask();
+        let limited = ask.wishes.is_some_and(|wishes| wishes.limit());
+        if limited && wishing < WISHING_MAX && !desk.has_room_for(&ask, now) {
+            wishing += 1;
+            queue.park(place);
+            continue;
+        }
+        let waited = now.saturating_sub(entry.since);
+        let overlaps = caches.overlaps(ask.hashes);
+        let Some(decision) = decide(desk, caches, (ask, waited), &overlaps, now) else {
+            if passed == PASSED_MAX {
+                break;
+            }
+            passed += 1;
+            queue.park(place);
+            continue;
+        };
+        let Some(entry) = queue.take(place, now) else { break };
+        desk.waited(decision.ticket, waited, entry.held_back);
+        gone.push((entry, decision));
+    }
+    queue.unpark();
+    gone
+}
+
+/// Whose turn it is, by what the caches hold now.
+fn whose_turn<T: Waits>(queue: &mut Queue<T>, desk: &mut Desk, caches: &impl Caches, now: Duration) -> Option<Place> {
+    let turn = queue.next(now)?;
+    for place in queue.reconsidered(turn) {
+        let Some(entry) = queue.get(place) else { continue };
+        let ask = Ask { overdue: now.saturating_sub(entry.since) >= KV_PATIENCE, ..entry.payload.ask() };
+        let overlaps = caches.overlaps(ask.hashes);
+        if let Some(prefill) = desk.prefill_expected(&ask, &overlaps, |holder| caches.who(holder), Some(now)) {
+            queue.judge(place, prefill);
+        }
+    }
+    queue.next(now)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,239 @@
+use std::{cell::RefCell, collections::HashMap};
+
+use starling_ids::{Incarnation, NodeId, RequestId};
+use starling_kv::{
+    events::KvEvent,
+    index::{IndexLimits, PrefixIndex},
+};
+
+use super::*;
+use crate::route::{
+    fleet::{Heard, Places, Standing},
+    policy::PolicyConfig,
+    queue::{QueueConfig, rooms::HeldBack},
+    rates::Rates,
+};
+
+const LIFE: Incarnation = Incarnation(1);
+const BLOCK: u32 = 16;
+
+fn ms(value: u64) -> Duration {
+    Duration::from_millis(value)
+}
+
+fn worker(index: u16) -> WorkerId {
+    WorkerId { node: NodeId::new("n").expect("name"), index }
+}
+
+struct Waiter {
+    request: u128,
+    chain: Vec<BlockHash>,
+    gone: bool,
+}
+
+impl Waits for Waiter {
+    fn ask(&self) -> Ask<'_> {
+        let prompt_tokens = self.chain.len() as u32 * BLOCK;
+        let request = RequestId(self.request);
+        Ask { request, prompt_tokens, block_tokens: BLOCK, hashes: &self.chain, ..Ask::default() }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone
+    }
+}
+
+struct Known {
+    index: PrefixIndex,
+    lookups: RefCell<usize>,
+}
+
+impl Known {
+    fn hold(&self, index: u16, chain: &[BlockHash]) {
+        let event = KvEvent::Stored { parent: None, blocks: chain.to_vec() };
+        self.index.apply(&worker(index), LIFE, &event).expect("applied");
+    }
+}
+
+impl Caches for Known {
+    fn overlaps(&self, chain: &[BlockHash]) -> Vec<Overlap> {
+        *self.lookups.borrow_mut() += 1;
+        let mut overlaps = Vec::new();
+        self.index.overlaps(chain, &mut overlaps);
+        overlaps
+    }
+
+    fn who(&self, holder: Holder) -> Option<WorkerId> {
+        self.index.who(holder).map(|(worker, ..)| worker)
+    }
+
+    fn gave(&self, _: &Decision, _: &[BlockHash], _: u32) {}
+}
+
+/// A shard with two workers that compute a token in a millisecond, steps of 512.
+struct Shard {
+    queue: Queue<Waiter>,
+    desk: Desk,
+    known: Known,
+}
+
+impl Shard {
+    fn new() -> Self {
+        let config = QueueConfig::default();
+        let known = Known { index: PrefixIndex::new(IndexLimits::default()), lookups: RefCell::default() };
+        let mut desk = Desk::new(PolicyConfig::default().build().expect("composed"), 1).with_rooms(config.rooms);
+        for index in 0..2 {
+            known.index.add_worker(worker(index), LIFE).expect("new");
+            let places = Places { sequences: 64, waiting: 64, step_tokens: 512, blocks: 10_000, ..Places::default() };
+            desk.seat(&worker(index), LIFE, places, Standing::Sound);
+        }
+        Self { queue: Queue::new(config), desk, known }
+    }
+
+    /// Each worker says how many prompt tokens it has to compute.
+    fn hear(&mut self, queued: [u64; 2], admitted: u64, at: Duration) {
+        let rates = Some(Rates { prefill_ms_per_token: 1.0, ..Rates::default() });
+        for (index, prefill_tokens) in queued.into_iter().enumerate() {
+            let heard = Heard { at, running: 1, prefill_tokens, admitted, rates, ..Heard::default() };
+            self.desk.hear(&worker(index as u16), LIFE, heard);
+        }
+    }
+
+    fn wait(&mut self, request: u128, chain: &[BlockHash], now: Duration) {
+        let waiter = Waiter { request, chain: chain.to_vec(), gone: false };
+        let overlaps = self.known.overlaps(&waiter.chain);
+        let rights = Claim { weight: 1, deadline: now + ms(60_000), ..Claim::default() };
+        let claim = claim(&mut self.desk, &self.known, &waiter.ask(), &overlaps, rights);
+        let why = self.desk.held_back();
+        assert!(self.queue.offer_held_back(claim, why, waiter, now).is_ok());
+    }
+
+    fn hand_out(&mut self, now: Duration) -> Vec<(u128, u16, u32)> {
+        let gone = hand_out(&mut self.queue, &mut self.desk, &self.known, now);
+        let told = |(entry, decision): (Entry<Waiter>, Decision)| {
+            (entry.payload.request, decision.worker.index, decision.hit_blocks)
+        };
+        gone.into_iter().map(told).collect()
+    }
+}
+
+fn chain(own: u128, blocks: u128) -> Vec<BlockHash> {
+    (0..blocks).map(|at| BlockHash((own << 64) + at)).collect()
+}
+
+#[test]
+fn a_request_that_waits_goes_by_what_is_cached_when_its_turn_comes() {
+    let mut shard = Shard::new();
+    shard.hear([1_536, 1_536], 0, ms(0));
+    assert!(!shard.desk.has_room(ms(0)));
+    let (plain, document) = (chain(1, 40), chain(2, 40));
+    shard.wait(1, &plain, ms(0));
+    shard.wait(2, &document, ms(5));
+    assert!(shard.hand_out(ms(6)).is_empty());
+    // Meanwhile another request has left the document at the second worker.
+    shard.known.hold(1, &document);
+    shard.hear([1_535, 1_535], 0, ms(10));
+    let gone = shard.hand_out(ms(10));
+    assert_eq!(gone[0], (2, 1, 40), "the later one goes first, to where it is cached: {gone:?}");
+    assert_eq!(gone.get(1).map(|(request, worker, _)| (*request, *worker)), Some((1, 0)));
+    let receipt = shard.desk.explain(RequestId(2)).remove(0);
+    assert_eq!((receipt.waited_ms, receipt.waited_for.as_str()), (5.0, HeldBack::Prompts.label()));
+}
+
+#[test]
+fn what_was_evicted_while_it_waited_gives_no_turn() {
+    let mut shard = Shard::new();
+    let (plain, document) = (chain(1, 40), chain(2, 40));
+    shard.known.hold(0, &document);
+    shard.hear([1_536, 1_536], 0, ms(0));
+    shard.wait(1, &plain, ms(0));
+    shard.wait(2, &document, ms(5));
+    let removed = KvEvent::Removed { blocks: document.clone() };
+    shard.known.index.apply(&worker(0), LIFE, &removed).expect("applied");
+    shard.hear([1_535, 1_536], 0, ms(10));
+    assert_eq!(shard.hand_out(ms(10)), [(1, 0, 0)]);
+}
+
+#[test]
+fn siblings_follow_the_first_of_them() {
+    let mut shard = Shard::new();
+    shard.hear([1_536, 1_536], 0, ms(0));
+    let document = chain(2, 200);
+    for request in 0..6u128 {
+        let own: Vec<BlockHash> = document.iter().copied().chain(chain(10 + request, 2)).collect();
+        shard.wait(request, &own, ms(request as u64));
+        shard.wait(100 + request, &chain(100 + request, 200), ms(request as u64));
+    }
+    let mut order = Vec::new();
+    for step in 0..12 {
+        // Each time one worker has room for one, which it has computed by the next time.
+        let now = ms(20 + step);
+        shard.hear([1_535, 1_536], 0, now);
+        for (entry, decision) in hand_out(&mut shard.queue, &mut shard.desk, &shard.known, now) {
+            order.push(entry.payload.request);
+            shard.known.hold(decision.worker.index, &entry.payload.chain);
+            assert!(shard.desk.release(decision.ticket));
+        }
+    }
+    assert_eq!(order.len(), 12);
+    let last_of_family = order.iter().rposition(|request| *request < 6).expect("they went");
+    assert!(last_of_family <= 7, "{order:?}");
+}
+
+#[test]
+fn the_lookups_of_a_turn_are_bounded_and_there_are_none_without_room() {
+    let mut shard = Shard::new();
+    shard.hear([1_536, 1_536], 0, ms(0));
+    for request in 0..500 {
+        shard.wait(request, &chain(request, 4), ms(0));
+    }
+    *shard.known.lookups.borrow_mut() = 0;
+    assert!(shard.hand_out(ms(1)).is_empty());
+    assert_eq!(*shard.known.lookups.borrow(), 0);
+    shard.hear([1_535, 1_536], 0, ms(2));
+    assert_eq!(shard.hand_out(ms(2)).len(), 1);
+    assert!(*shard.known.lookups.borrow() <= crate::route::queue::order::FRONT + crate::route::queue::order::MORE + 1);
+}
+
+#[test]
+fn those_who_left_are_passed_over() {
+    let mut shard = Shard::new();
+    shard.hear([1_536, 1_536], 0, ms(0));
+    shard.wait(1, &chain(1, 4), ms(0));
+    shard.wait(2, &chain(2, 4), ms(1));
+    let first = shard.queue.next(ms(1)).expect("it waits");
+    let mut entry = shard.queue.remove(first, ms(1)).expect("it waits");
+    entry.payload.gone = true;
+    shard.queue.offer(entry.claim, entry.payload, ms(1)).ok();
+    shard.hear([0, 0], 0, ms(2));
+    assert_eq!(shard.hand_out(ms(2)).into_iter().map(|(request, ..)| request).collect::<Vec<_>>(), [2]);
+    assert!(shard.queue.is_empty());
+}
+
+#[test]
+fn tenants_still_share_by_tokens_when_the_prompts_of_one_are_cached() {
+    let mut shard = Shard::new();
+    shard.hear([1_536, 1_536], 0, ms(0));
+    let document = chain(7, 40);
+    shard.known.hold(0, &document);
+    for request in 0..40u128 {
+        for (tenant, chain) in [("cached", document.clone()), ("plain", chain(100 + request, 40))] {
+            let rights = Claim { tenant: tenant.into(), weight: 1, deadline: ms(60_000), ..Claim::default() };
+            let waiter = Waiter { request, chain, gone: false };
+            // The same cost for both, so that the shares can be counted by turns.
+            let claim = Claim { cost_tokens: 640, miss_tokens: 640, ..rights };
+            assert!(shard.queue.offer(claim, waiter, ms(0)).is_ok());
+        }
+    }
+    let mut served: HashMap<bool, usize> = HashMap::new();
+    for step in 0..20 {
+        shard.hear([1_535, 1_536], 0, ms(step));
+        for (entry, decision) in hand_out(&mut shard.queue, &mut shard.desk, &shard.known, ms(step)) {
+            *served.entry(&*entry.claim.tenant == "cached").or_default() += 1;
+            assert!(shard.desk.release(decision.ticket));
+        }
+    }
+    let (cached, plain) = (served.get(&true).copied().unwrap_or(0), served.get(&false).copied().unwrap_or(0));
+    // A cached one leaves room for another in the same step.
+    assert!(cached.abs_diff(plain) <= 1 && cached + plain >= 20, "{served:?}");
+}
