@@ -4,26 +4,19 @@
 //! request as the product's client and shard do, `waiting` is the shard's queue, `serving` is what engines do and what is heard of it, `faults` what goes
 //! wrong and how it is mended. Bounds: the traffic.
 
+mod clock;
 mod faults;
 mod routing;
 mod serving;
 mod waiting;
 
-use std::{
-    cmp::{Ordering, Reverse},
-    collections::BinaryHeap,
-    sync::Arc,
-    time::Duration,
-};
+use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc, time::Duration};
 
-use starling_actors::{
-    report::LoadReport,
-    route::{
-        desk::{Desk, Ticket},
-        fleet::{Heard, Places, Standing},
-        policy::PolicyError,
-        queue::Queue,
-    },
+use starling_actors::route::{
+    desk::{Desk, Ticket},
+    fleet::{Heard, Places, Standing},
+    policy::PolicyError,
+    queue::Queue,
 };
 use starling_engine::{
     EngineError, EngineKind, LoadError, LoadedModel, ModelOptions,
@@ -38,6 +31,7 @@ use starling_kv::{
 use thiserror::Error;
 
 use super::{setup::Setup, trace::Asked, worker::SimWorker};
+use clock::{Due, Event};
 use waiting::Waiter;
 
 /// A worker queues so many; nobody is refused for want of a place in the queue.
@@ -104,6 +98,8 @@ pub struct Run {
     pub failed: usize,
     /// Decisions without a shard.
     pub fallbacks: usize,
+    /// Times that a request took a place in the shard's queue.
+    pub waited: usize,
     /// Time each worker spent computing.
     pub busy: Vec<Duration>,
     /// Virtual time from the first arrival to the last token.
@@ -115,87 +111,6 @@ pub struct Run {
     pub regrets: Vec<f64>,
     /// Requests that ended in each second; for capacity.
     pub ended: Vec<Duration>,
-}
-
-#[derive(Debug)]
-enum Event {
-    Arrive(usize),
-    /// A gateway asks the router that is `tried` in its rank.
-    Ask {
-        request: usize,
-        tried: usize,
-    },
-    /// The question is at that router.
-    Decide {
-        request: usize,
-        router: usize,
-        tried: usize,
-    },
-    /// The shard looks after those that wait.
-    Look,
-    Submit {
-        worker: usize,
-        request: usize,
-    },
-    Stepped {
-        worker: usize,
-    },
-    News {
-        worker: usize,
-        events: Vec<KvEvent>,
-        report: Option<Box<LoadReport>>,
-    },
-    Confirmed {
-        request: usize,
-        number: u64,
-    },
-    Prefilled(usize),
-    Ended(usize),
-    KillOwner,
-    /// A gateway hears that the router is dead.
-    Noticed {
-        gateway: usize,
-        router: usize,
-    },
-    /// The next in rank begins to follow the workers.
-    TakeOver {
-        router: usize,
-    },
-    /// Its question for an inventory is at the worker.
-    Snapshot {
-        worker: usize,
-    },
-    Inventory {
-        worker: usize,
-        blocks: Vec<(Option<BlockHash>, BlockHash)>,
-    },
-}
-
-#[derive(Debug)]
-struct Due {
-    at: Duration,
-    serial: u64,
-    event: Event,
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        self.serial == other.serial
-    }
-}
-
-impl Eq for Due {}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.at, self.serial).cmp(&(other.at, other.serial))
-    }
 }
 
 /// One request on its way.

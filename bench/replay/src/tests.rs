@@ -157,3 +157,39 @@ fn a_sweep_has_a_point_for_each_run_and_a_picture() {
     assert!(picture.contains("&lt;small&gt;") && picture.contains("round-robin") && picture.ends_with("</svg>\n"));
     assert!(!picture.contains("NaN") && !picture.contains("inf"));
 }
+
+/// Documents that many ask about, faster than two engines can answer.
+fn crowd() -> Vec<Asked> {
+    let ask = |at: u64| {
+        let document = Piece { id: at * 7 % 40, tokens: 2_048 };
+        let own = Piece { id: 1_000 + at, tokens: 32 };
+        let at = Duration::from_millis(at * 12);
+        Asked { at, prompt: 2_080, answer: 40, pieces: vec![document, own], after: Vec::new() }
+    };
+    (0..400).map(ask).collect()
+}
+
+fn crowded() -> Setup {
+    Setup { workers: 2, gateways: 3, blocks: 1_536, sequences: 64, step_tokens: 2_048, ..Setup::default() }
+}
+
+#[test]
+fn in_an_overload_requests_that_wait_unbound_find_more_in_the_caches() {
+    let (asked, late) = (crowd(), crowded());
+    let early = Setup { queue: None, ..late.clone() };
+    let waited = run(&late, &asked).waited;
+    let (late, early) = (figures(&late, &asked), figures(&early, &asked));
+    assert_eq!((late.failed, early.failed), (0, 0));
+    assert!(waited > 100, "{waited}");
+    assert!(late.hit_rate > early.hit_rate + 0.1, "{late:?} {early:?}");
+    assert!(late.ttft.p50 < 0.9 * early.ttft.p50 && late.ttft.p99 < 0.9 * early.ttft.p99, "{late:?} {early:?}");
+}
+
+#[test]
+fn who_waits_when_the_owner_of_the_shard_dies_is_served_all_the_same() {
+    let asked = crowd();
+    let faults = Faults { kill_owner: Some(Duration::from_secs(2)), ..Faults::default() };
+    let run = run(&Setup { faults, ..crowded() }, &asked);
+    assert_eq!((run.failed, run.served.len()), (0, asked.len()));
+    assert!(run.waited > 50 && run.fallbacks > 50, "{} waited, {} fell back", run.waited, run.fallbacks);
+}

@@ -81,6 +81,7 @@ impl Cluster<'_> {
         let rights = Claim { weight: 1, deadline: self.now + PATIENT, ..Claim::default() };
         let overlaps = known.overlaps(&waiter.hashes);
         let claim = turns::claim(desk, &known, &waiter.ask(), &overlaps, rights);
+        self.run.waited += 1;
         // One that is refused counts as failed: it never ends.
         self.line.offer_held_back(claim, held_back, waiter, self.now).ok();
         self.hand_out();
