@@ -1,5 +1,5 @@
 # `make up` builds everything and starts a node; `make test` runs every test. The rest is for people who change it.
-.PHONY: up test model bench lint fmt doc ci help
+.PHONY: up test miri model bench lint fmt doc ci help
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -9,6 +9,10 @@ up:             ## build, bring the model, start a node; ARGS="--http 0.0.0.0:80
 
 test:           ## every test, the openai SDK included
 	@scripts/test.sh
+
+miri:           ## the block pool and the layouts under Miri, about four minutes; needs `rustup +nightly component add miri rust-src`
+	PROPTEST_CASES=4 MIRIFLAGS=-Zmiri-disable-isolation \
+		cargo +nightly miri test -p starling-kv --lib --target-dir target/miri -- pool:: layout::
 
 model:          ## bring the default model and print its path
 	@scripts/model.sh

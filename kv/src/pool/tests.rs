@@ -156,6 +156,25 @@ fn discarded_blocks_are_not_kept() {
     pool.check().expect("whole");
 }
 
+#[test]
+fn what_threads_give_back_comes_once() {
+    let bin = ReturnBin::default();
+    let mut back = Vec::new();
+    std::thread::scope(|scope| {
+        for thread in 0..3_u32 {
+            let bin = &bin;
+            scope.spawn(move || (0..20).for_each(|at| bin.push(&[BlockSlot(thread * 20 + at)], || ())));
+        }
+        while back.len() < 60 {
+            back.extend(bin.take().into_iter().map(|slot| slot.0));
+            std::thread::yield_now();
+        }
+    });
+    back.sort_unstable();
+    assert!(back.into_iter().eq(0..60) && bin.take().is_empty());
+    bin.push(&[], || panic!("nobody is woken for nothing"));
+}
+
 proptest! {
     /// Sequences over a tiny alphabet come and go in any order: nothing leaks, events tell the truth.
     #[test]
