@@ -24,8 +24,10 @@ pub(super) struct Shared {
     told: Vec<u64>,
     /// Depth and the workers that hold so much or more, descending.
     levels: Vec<(u32, u32)>,
-    /// What is spared at each depth before the last level; none when nothing is.
+    /// What is spared at each depth before `deepest`; what lies behind that is of an earlier prompt.
     table: Vec<f64>,
+    /// The last level's depth; 0 when nothing is spared.
+    deepest: usize,
 }
 
 impl Shared {
@@ -79,8 +81,7 @@ impl Shared {
 
     /// Works out what is spared at each depth, so that a worker's is looked up, not searched for.
     fn tabulate(&mut self, later: f64) {
-        let Self { levels, table, .. } = self;
-        table.clear();
+        let Self { levels, table, deepest, .. } = self;
         let mut spared = [0.0; LEVELS + 1];
         let (mut before, mut sum) = (0, 0.0);
         for (at, (depth, holders)) in levels.iter().rev().enumerate() {
@@ -89,22 +90,28 @@ impl Shared {
             sum += f64::from(*depth - before) * of_one;
             (before, spared[at + 1]) = (*depth, sum);
         }
-        if sum > 0.0 {
-            for ((depth, _), up_to) in levels.iter().rev().zip(spared) {
-                table.resize(*depth as usize, sum - up_to);
-            }
+        *deepest = if sum > 0.0 { before as usize } else { 0 };
+        if *deepest > table.len() {
+            table.resize(*deepest, 0.0);
+        }
+        let mut rest = &mut table[..*deepest];
+        let mut before = 0;
+        for ((depth, _), up_to) in levels.iter().rev().zip(spared).filter(|_| sum > 0.0) {
+            let (level, deeper) = rest.split_at_mut((*depth - before) as usize);
+            level.fill(sum - up_to);
+            (rest, before) = (deeper, *depth);
         }
     }
 
     /// Whether nothing is shared by many.
     pub(super) fn is_empty(&self) -> bool {
-        self.table.is_empty()
+        self.deepest == 0
     }
 
     /// Blocks that a worker with so many would have to compute, but not to pay for.
     #[inline]
     pub(super) fn spared(&self, hit: u32) -> f64 {
-        self.table.get(hit as usize).copied().unwrap_or(0.0)
+        self.table[..self.deepest].get(hit as usize).copied().unwrap_or(0.0)
     }
 }
 
