@@ -62,8 +62,8 @@ impl QueueConfig {
 
 impl<T> Queue<T> {
     /// Whom to look at again before a turn that would be this one's: by what is cached now, another of its tenant may go before it.
-    /// Empty when the order has nothing to do with that, or when its turn is for its age.
-    pub(super) fn reconsidered(&mut self, turn: Place) -> Vec<Place> {
+    /// At most so many; a third of them in front. Empty when the order has nothing to do with that, or when its turn is for its age.
+    pub(super) fn reconsidered(&mut self, turn: Place, most: usize) -> Vec<Place> {
         if self.config.order != Order::Cached {
             return Vec::new();
         }
@@ -75,17 +75,19 @@ impl<T> Queue<T> {
         };
         // One whose turn is for its age is not the first.
         let Some(first) = order.first().copied().filter(|(_, place)| *place == turn) else { return Vec::new() };
-        let mut some: Vec<Place> = order.iter().take(FRONT).map(|(_, place)| *place).collect();
-        let last = order.iter().nth(FRONT.saturating_sub(1)).copied();
+        let front = (most * FRONT / (FRONT + MORE)).max(1);
+        let more = most.saturating_sub(front);
+        let mut some: Vec<Place> = order.iter().take(front).map(|(_, place)| *place).collect();
+        let last = order.iter().nth(front - 1).copied();
         // Behind the front, from where the last look ended, as far as one may come forward.
         let reach = first.0.saturating_add(passed);
         let from = last.map(|last| last.max(self.looked));
-        let more: Vec<(u64, Place)> = from.map_or_else(Vec::new, |from| {
-            order.range((Excluded(from), Unbounded)).take_while(|(key, _)| *key <= reach).take(MORE).copied().collect()
+        let behind: Vec<(u64, Place)> = from.map_or_else(Vec::new, |from| {
+            order.range((Excluded(from), Unbounded)).take_while(|(key, _)| *key <= reach).take(more).copied().collect()
         });
         // At the end it begins anew behind the front.
-        self.looked = if more.len() == MORE { more[MORE - 1] } else { (0, Place(0)) };
-        some.extend(more.into_iter().map(|(_, place)| place));
+        self.looked = behind.last().copied().filter(|_| behind.len() == more).unwrap_or((0, Place(0)));
+        some.extend(behind.into_iter().map(|(_, place)| place));
         some
     }
 

@@ -289,7 +289,7 @@ proptest! {
                 }
                 Step::Look(prefill) => {
                     let turn = queue.next(now);
-                    for place in turn.map(|turn| queue.reconsidered(turn)).unwrap_or_default() {
+                    for place in turn.map(|turn| queue.reconsidered(turn, FRONT + MORE)).unwrap_or_default() {
                         queue.judge(place, ms(prefill));
                     }
                     prop_assert_eq!(queue.next(now).is_some(), turn.is_some());
@@ -501,7 +501,7 @@ fn those_in_front_are_looked_at_again_each_time_and_the_rest_in_rotation() {
     let mut seen: HashMap<usize, usize> = HashMap::new();
     for _ in 0..4 {
         let turn = queue.next(ms(1)).expect("many wait");
-        let looked = queue.reconsidered(turn);
+        let looked = queue.reconsidered(turn, FRONT + MORE);
         assert!(looked.len() <= FRONT + MORE);
         looked.iter().for_each(|place| *seen.entry(queue.get(*place).expect("waits").payload).or_default() += 1);
     }
@@ -514,7 +514,7 @@ fn those_in_front_are_looked_at_again_each_time_and_the_rest_in_rotation() {
     let plain = QueueConfig { order: Order::Deadline, ..QueueConfig::default() };
     let mut queue = self::queue(plain);
     let first = put(&mut queue, found_out("t", 0, 50), "a", ms(0));
-    assert!(queue.reconsidered(first).is_empty());
+    assert!(queue.reconsidered(first, FRONT + MORE).is_empty());
 }
 
 proptest! {
@@ -533,7 +533,7 @@ proptest! {
         }
         for (.., found) in &come {
             let turn = queue.next(ms(at)).expect("as many as came");
-            for (more, place) in queue.reconsidered(turn).into_iter().enumerate() {
+            for (more, place) in queue.reconsidered(turn, FRONT + MORE).into_iter().enumerate() {
                 queue.judge(place, ms(found.wrapping_mul(more as u64 + 1) % 4_000));
             }
             let next = queue.next(ms(at)).expect("as many as came");

@@ -10,7 +10,10 @@ use std::time::Duration;
 use starling_ids::{BlockHash, WorkerId};
 use starling_kv::index::{Holder, Overlap};
 
-use super::{Claim, Entry, Place, Queue};
+use super::{
+    Claim, Entry, Queue,
+    order::{FRONT, MORE},
+};
 use crate::route::desk::{Ask, Decision, Desk};
 
 /// How long a request waits for a worker with KV blocks for all of its prompt.
@@ -20,6 +23,9 @@ pub const KV_PATIENCE: Duration = Duration::from_secs(2);
 const PASSED_MAX: u32 = 8;
 /// As that, of requests that wish for a worker which is taken; they are passed over at less cost.
 const WISHING_MAX: u32 = 64;
+
+/// With more workers than this fewer are looked at again, as each look runs down all of them.
+const WIDTH: usize = 1_024;
 
 /// A request that can wait.
 pub trait Waits {
@@ -79,8 +85,13 @@ pub fn hand_out<T: Waits>(
 ) -> Vec<(Entry<T>, Decision)> {
     let mut gone = Vec::new();
     let (mut passed, mut wishing) = (0, 0);
+    // Once for each that goes, however many are passed over.
+    let mut look = true;
     while !queue.is_empty() && desk.has_room(now) {
-        let Some(place) = whose_turn(queue, desk, caches, now) else { break };
+        if std::mem::take(&mut look) {
+            look_again(queue, desk, caches, now);
+        }
+        let Some(place) = queue.next(now) else { break };
         let Some(entry) = queue.get(place) else { break };
         if entry.payload.is_gone() {
             queue.remove(place, now);
@@ -106,15 +117,17 @@ pub fn hand_out<T: Waits>(
         let Some(entry) = queue.take(place, now) else { break };
         desk.waited(decision.ticket, waited, entry.held_back);
         gone.push((entry, decision));
+        look = true;
     }
     queue.unpark();
     gone
 }
 
-/// Whose turn it is, by what the caches hold now.
-fn whose_turn<T: Waits>(queue: &mut Queue<T>, desk: &mut Desk, caches: &impl Caches, now: Duration) -> Option<Place> {
-    let turn = queue.next(now)?;
-    for place in queue.reconsidered(turn) {
+/// Puts those that may be next in order by what the caches hold now.
+fn look_again<T: Waits>(queue: &mut Queue<T>, desk: &mut Desk, caches: &impl Caches, now: Duration) {
+    let Some(turn) = queue.next(now) else { return };
+    let most = (FRONT + MORE) * WIDTH / desk.fleet().width().max(WIDTH);
+    for place in queue.reconsidered(turn, most) {
         let Some(entry) = queue.get(place) else { continue };
         let ask = Ask { overdue: now.saturating_sub(entry.since) >= KV_PATIENCE, ..entry.payload.ask() };
         let overlaps = caches.overlaps(ask.hashes);
@@ -122,7 +135,6 @@ fn whose_turn<T: Waits>(queue: &mut Queue<T>, desk: &mut Desk, caches: &impl Cac
             queue.judge(place, prefill);
         }
     }
-    queue.next(now)
 }
 
 #[cfg(test)]
