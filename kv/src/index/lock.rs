@@ -9,6 +9,9 @@ use std::sync::{
 
 /// Tries before a reader sleeps: some 30 µs, several sections long. To be woken takes longer than that.
 const SPINS: usize = 2_000;
+/// Tries before a writer sleeps: the longest look-ups take that long. A writer that sleeps keeps all readers out until it is
+/// awake, and the reader that wakes it pays for the call.
+const TRIES: usize = 2_000;
 /// Looks that a writer takes for readers that wait: long enough for those that spin, not for one that sleeps.
 const LOOKS: usize = 100;
 
@@ -48,6 +51,13 @@ impl<T> ShortLock<T> {
     }
 
     pub(super) fn write(&self) -> RwLockWriteGuard<'_, T> {
+        for _ in 0..TRIES {
+            match self.inner.try_write() {
+                Ok(guard) => return guard,
+                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -14,6 +14,8 @@ use super::{place::Tier, prefetch::prefetch};
 pub(super) const PAGE: usize = 64;
 /// Blocks that share one summary.
 pub(super) const SEGMENT: usize = 16;
+/// Pages kept for others to come: 100 KiB.
+const SPARE: usize = 64;
 /// No page, no place.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -228,6 +230,8 @@ pub(super) struct Pages {
     /// Live places of each page.
     live: Vec<u8>,
     free: Vec<u32>,
+    /// Memory of pages that were given back, for those to come: asking for it takes longer than a section.
+    spare: Vec<Box<Page>>,
     /// The page that new blocks go to.
     pub(super) open: u32,
     /// Places in use.
@@ -237,7 +241,7 @@ pub(super) struct Pages {
 
 impl Default for Pages {
     fn default() -> Self {
-        Self { pages: Vec::new(), live: Vec::new(), free: Vec::new(), open: NONE, blocks: 0, opened: 0 }
+        Self { pages: Vec::new(), live: Vec::new(), free: Vec::new(), spare: Vec::new(), open: NONE, blocks: 0, opened: 0 }
     }
 }
 
@@ -289,7 +293,14 @@ impl Pages {
     }
 
     fn open_page(&mut self) {
-        let page = Box::new(Page::new(self.opened));
+        let fresh = Page::new(self.opened);
+        let page = match self.spare.pop() {
+            Some(mut page) => {
+                *page = fresh;
+                page
+            }
+            None => Box::new(fresh),
+        };
         self.opened = self.opened.wrapping_add(1);
         let number = match self.free.pop() {
             Some(number) => {
@@ -354,7 +365,8 @@ impl Pages {
     }
 
     fn free_page(&mut self, page: u32) {
-        self.pages[page as usize] = None;
+        let memory = self.pages[page as usize].take();
+        self.spare.extend(memory.filter(|_| self.spare.len() < SPARE));
         self.free.push(page);
     }
 
@@ -376,7 +388,7 @@ impl Pages {
     /// Bytes, from capacities.
     pub(super) fn heap_bytes(&self) -> usize {
         let lower = self.pages.iter().flatten().filter(|page| page.lower.is_some()).count();
-        let pages = self.count() * std::mem::size_of::<Page>() + lower * std::mem::size_of::<Lower>();
+        let pages = (self.count() + self.spare.len()) * std::mem::size_of::<Page>() + lower * std::mem::size_of::<Lower>();
         pages + self.pages.capacity() * 8 + self.live.capacity() + self.free.capacity() * 4
     }
 }

@@ -55,11 +55,11 @@ impl Registry {
     /// The lane of a rank, if it has one, once the life has been found to be the present one.
     pub(super) fn find(&self, id: &WorkerId, given: Incarnation, rank: u16) -> Result<Option<Holder>, IndexError> {
         let known = self.by_id.get(id).ok_or_else(|| IndexError::UnknownWorker(id.clone()))?;
-        let (worker, current) = (id.clone(), known.incarnation);
+        let current = known.incarnation;
         match given.cmp(&current) {
             std::cmp::Ordering::Equal => Ok(known.ranks.iter().find(|(of, _)| *of == rank).map(|(_, holder)| *holder)),
-            std::cmp::Ordering::Less => Err(IndexError::StaleIncarnation { worker, given, current }),
-            std::cmp::Ordering::Greater => Err(IndexError::NewIncarnation { worker, given, current }),
+            std::cmp::Ordering::Less => Err(IndexError::StaleIncarnation { worker: id.clone(), given, current }),
+            std::cmp::Ordering::Greater => Err(IndexError::NewIncarnation { worker: id.clone(), given, current }),
         }
     }
 

@@ -137,7 +137,6 @@ impl Shard {
         if target.tier != Tier::Device {
             self.lower += added;
         }
-        self.tidy(chain.len());
         Ok(added)
     }
 
@@ -232,7 +231,6 @@ impl Shard {
         if target.tier != Tier::Device {
             self.lower -= removed;
         }
-        self.tidy(hashes.len());
         Ok(removed)
     }
 

@@ -179,12 +179,15 @@ impl PrefixIndex {
         let (shard, target) = at(holder, tier);
         let mut added = 0;
         for some in chain.chunks(QUANTUM) {
-            let stored = self.on(shard, |shard| {
+            let (new, untidy) = self.on(shard, |shard| {
                 let new = shard.store(target, parent, some)?;
                 self.memberships.fetch_add(new, Ordering::Relaxed);
-                Ok(new)
-            });
-            added += stored?;
+                Ok((new, shard.wants_upkeep()))
+            })?;
+            added += new;
+            if untidy {
+                self.upkeep(shard, some.len())?;
+            }
             parent = some.last().copied();
         }
         Ok(Applied { added, unchanged: chain.len() - added, ..Applied::default() })
@@ -194,12 +197,15 @@ impl PrefixIndex {
         let (shard, target) = at(holder, tier);
         let mut removed = 0;
         for some in blocks.chunks(QUANTUM) {
-            let gone = self.on(shard, |shard| {
+            let (gone, untidy) = self.on(shard, |shard| {
                 let gone = shard.remove(target, some)?;
                 self.memberships.fetch_sub(gone, Ordering::Relaxed);
-                Ok(gone)
-            });
-            removed += gone?;
+                Ok((gone, shard.wants_upkeep()))
+            })?;
+            removed += gone;
+            if untidy {
+                self.upkeep(shard, some.len())?;
+            }
         }
         Ok(Applied { removed, unchanged: blocks.len() - removed, ..Applied::default() })
     }
@@ -209,6 +215,14 @@ impl PrefixIndex {
         let cell = self.cell(shard).ok_or(Retired)?;
         cell.let_readers_in();
         write(&mut cell.write())
+    }
+
+    /// Upkeep after a change of so many blocks, in a section of its own: look-ups get in before it.
+    fn upkeep(&self, shard: usize, changed: usize) -> Result<(), Retired> {
+        self.on(shard, |shard| {
+            shard.tidy(changed);
+            Ok(())
+        })
     }
 
     /// The lane of a rank; it is opened at its first event.

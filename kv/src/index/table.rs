@@ -2,7 +2,7 @@
 //!
 //! Called by the shard alone, which has one for each lane and one for the blocks where pieces begin: an event reads its own
 //! lane's, which is small enough to stay near. A bucket has twelve entries of 8 bits of the hash and the place; whoever asks
-//! compares the whole hash there. Extendible hashing: a directory by the first bits points to segments of 128 buckets,
+//! compares the whole hash there. Extendible hashing: a directory by the first bits points to segments of 32 buckets,
 //! so that growing and shrinking never touch more than one or two of them. An entry that does not fit goes to the next
 //! bucket, and every bucket counts the entries that went past it, so there are no graves and a miss reads one line.
 //! Bounds: 9 to 18 bytes an entry once there is more than one segment; a change costs one segment at most.
@@ -13,8 +13,8 @@ use super::prefetch::prefetch;
 
 /// Entries of a bucket: what fits in 64 bytes.
 const WAYS: usize = 12;
-/// Buckets of a segment; a table of one segment may have fewer.
-const SEGMENT: usize = 128;
+/// Buckets of a segment; a table of one segment may have fewer. A split goes through all of them while look-ups wait: some 5 µs.
+const SEGMENT: usize = 32;
 /// Buckets of an empty table.
 const SMALLEST: usize = 8;
 /// Entries of a segment's bucket, on the average, at which the segment splits: few buckets are full then.
@@ -147,6 +147,19 @@ struct Segment {
 impl Segment {
     fn new(buckets: usize, depth: u32) -> Self {
         Self { buckets: vec![Bucket::EMPTY; buckets].into_boxed_slice(), len: 0, depth }
+    }
+}
+
+/// What was in a segment. No memory is asked for: look-ups wait.
+struct Taken {
+    prints: [Print; SEGMENT * WAYS],
+    places: [u32; SEGMENT * WAYS],
+    len: usize,
+}
+
+impl Taken {
+    fn iter(&self) -> impl Iterator<Item = (Print, u32)> {
+        self.prints[..self.len].iter().copied().zip(self.places[..self.len].iter().copied())
     }
 }
 
@@ -323,7 +336,7 @@ impl Table {
             let entries = self.take(segment, hashes);
             self.mask = 2 * self.mask + 1;
             self.segments[segment] = Segment::new(self.mask + 1, 0);
-            entries.into_iter().for_each(|(print, place)| self.put(segment, print, place));
+            entries.iter().for_each(|(print, place)| self.put(segment, print, place));
             return true;
         }
         let depth = self.segments[segment].depth;
@@ -341,26 +354,27 @@ impl Table {
         let span = 1usize << (self.bits - depth);
         let begin = self.slot(print) & !(span - 1);
         self.directory[begin + span / 2..begin + span].fill(other as u32);
-        for (print, place) in entries {
+        for (print, place) in entries.iter() {
             self.put(self.segment_of(print), print, place);
         }
         true
     }
 
     /// Empties a segment; its entries with their prints.
-    fn take(&mut self, segment: usize, hashes: &impl Hashes) -> Vec<(Print, u32)> {
+    fn take(&mut self, segment: usize, hashes: &impl Hashes) -> Taken {
         let Segment { buckets, len, .. } = &mut self.segments[segment];
-        let mut entries = Vec::with_capacity(*len as usize);
-        for bucket in buckets.iter() {
-            entries.extend(bucket.taken().map(|place| (Print::default(), place)));
+        let mut taken = Taken { prints: [Print::default(); SEGMENT * WAYS], places: [0; SEGMENT * WAYS], len: 0 };
+        for place in buckets.iter().flat_map(Bucket::taken) {
+            taken.places[taken.len] = place;
+            taken.len += 1;
         }
-        for at in 0..entries.len() {
-            entries.get(at + AHEAD).iter().for_each(|(_, later)| hashes.warm(*later));
-            entries[at].0 = Print::of(hashes.hash(entries[at].1));
+        for at in 0..taken.len {
+            taken.places[..taken.len].get(at + AHEAD).iter().for_each(|later| hashes.warm(**later));
+            taken.prints[at] = Print::of(hashes.hash(taken.places[at]));
         }
         buckets.fill(Bucket::EMPTY);
         *len = 0;
-        entries
+        taken
     }
 
     /// Joins a segment with the one it was split from, when both are nearly empty. The last one takes the free place.
@@ -378,7 +392,7 @@ impl Table {
         let both = begin & !(2 * span - 1);
         self.directory[both..both + 2 * span].fill(segment as u32);
         self.segments[segment].depth = depth - 1;
-        entries.into_iter().for_each(|(print, place)| self.put(segment, print, place));
+        entries.iter().for_each(|(print, place)| self.put(segment, print, place));
         self.drop_segment(other);
         self.halve();
     }

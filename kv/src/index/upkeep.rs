@@ -19,6 +19,11 @@ const SMALL: u32 = 512;
 const LOOKS: usize = 256;
 
 impl Shard {
+    /// Whether there is anything to do for [`Self::tidy`].
+    pub(super) fn wants_upkeep(&self) -> bool {
+        self.dying | self.queued != 0 || self.is_sparse()
+    }
+
     /// Upkeep after a change of this many blocks.
     pub(super) fn tidy(&mut self, changed: usize) {
         if self.dying | self.queued != 0 {
