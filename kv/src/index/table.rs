@@ -1,28 +1,26 @@
 //! From a block's hash to its place: buckets of one cache line, in segments that split and merge one at a time.
 //!
 //! Called by the shard alone, which has one for each lane and one for the blocks where pieces begin: an event reads its own
-//! lane's, which is small enough to stay near. A bucket has twelve entries of 8 bits of the hash and the place; whoever asks
-//! compares the whole hash there. Extendible hashing: a directory by the first bits points to segments of 32 buckets,
-//! so that growing and shrinking never touch more than one or two of them. An entry that does not fit goes to the next
+//! lane's, which is small enough to stay near. A bucket has ten entries: 8 bits of the hash to look for, 8 that choose its segment, and the
+//! place; whoever asks compares the whole hash there. Extendible hashing: a directory by the first bits points to segments of 32 buckets,
+//! so that growing and shrinking never touch more than one or two of them, mostly without reading a hash. An entry that does not fit goes to the next
 //! bucket, and every bucket counts the entries that went past it, so there are no graves and a miss reads one line.
-//! Bounds: 9 to 18 bytes an entry once there is more than one segment; a change costs one segment at most.
+//! Bounds: 10 to 23 bytes an entry once there is more than one segment; a change costs one segment at most.
 
 use starling_ids::BlockHash;
 
 use super::prefetch::prefetch;
 
 /// Entries of a bucket: what fits in 64 bytes.
-const WAYS: usize = 12;
+const WAYS: usize = 10;
 /// Buckets of a segment; a table of one segment may have fewer. A split goes through all of them while look-ups wait: some 5 µs.
 const SEGMENT: usize = 32;
 /// Buckets of an empty table.
 const SMALLEST: usize = 8;
 /// Entries of a segment's bucket, on the average, at which the segment splits: few buckets are full then.
-const FULL: usize = 7;
+const FULL: usize = 6;
 /// The same for two segments together at which they merge.
 const MERGED: usize = 4;
-/// Hashes that are on their way to the cache while one is read.
-const AHEAD: usize = 16;
 /// Bits of the print that may choose the segment; beyond, entries go to the crowd.
 const DEPTH_MAX: u32 = 22;
 
@@ -52,52 +50,81 @@ impl Print {
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 struct Bucket {
-    /// Of the entries; then, from [`PAST`] on, the count of those that went past.
-    marks: [u8; 16],
+    /// Marks of the entries, the first bits of their prints, then the two counts named below.
+    bytes: [u8; 24],
     places: [u32; WAYS],
 }
 
-/// Where in [`Bucket::marks`] the count is.
-const PAST: usize = 12;
+/// Where the first bits of the prints begin.
+const FIRST: usize = WAYS;
+/// Where the count of entries is that went past.
+const PAST: usize = 2 * WAYS;
+/// Where the set of entries is, bit by bit, that came from an earlier bucket.
+const STRAYS: usize = PAST + 2;
+/// Bits of a print that an entry keeps of its beginning.
+const FIRST_BITS: u32 = 8;
 
 impl Bucket {
-    const EMPTY: Self = Self { marks: [0; 16], places: [0; WAYS] };
+    const EMPTY: Self = Self { bytes: [0; 24], places: [0; WAYS] };
 
     /// The entries with this mark, as bits that [`way`] reads.
     #[inline]
     fn with(&self, mark: u8) -> u32 {
-        same_bytes(&self.marks, mark) & ((1 << WAYS) - 1)
+        let (head, _) = self.bytes.split_first_chunk().unwrap_or((&[0; 16], &[]));
+        same_bytes(head, mark) & ((1 << WAYS) - 1)
     }
 
-    /// The places of its entries.
-    fn taken(&self) -> impl Iterator<Item = u32> {
-        let Self { marks, places } = *self;
-        (0..WAYS).filter(move |way| marks[*way] != 0).map(move |way| places[way])
+    /// Its entries: where each is.
+    fn taken(&self) -> impl Iterator<Item = usize> + use<> {
+        let bytes = self.bytes;
+        (0..WAYS).filter(move |way| bytes[*way] != 0)
+    }
+
+    /// What of an entry's print is known here, when it is at home in this bucket, the `at`th of its segment.
+    fn print(&self, way: usize, at: usize) -> Option<Print> {
+        let (mark, first) = (u64::from(self.bytes[way]), u64::from(self.bytes[FIRST + way]));
+        let strayed = self.number(STRAYS) >> way & 1 == 1;
+        (!strayed).then_some(Print(first << (64 - FIRST_BITS) | mark << 16 | at as u64))
     }
 
     #[inline]
-    fn set(&mut self, way: usize, mark: u8) {
-        self.marks[way] = mark;
+    fn set(&mut self, way: usize, print: Print, place: u32, strayed: bool) {
+        self.bytes[way] = print.mark();
+        self.bytes[FIRST + way] = (print.0 >> (64 - FIRST_BITS)) as u8;
+        self.places[way] = place;
+        let others = self.number(STRAYS) & !(1 << way);
+        self.set_number(STRAYS, others | u16::from(strayed) << way);
+    }
+
+    #[inline]
+    fn clear(&mut self, way: usize) {
+        self.bytes[way] = 0;
+    }
+
+    #[inline]
+    fn number(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]])
+    }
+
+    #[inline]
+    fn set_number(&mut self, at: usize, number: u16) {
+        [self.bytes[at], self.bytes[at + 1]] = number.to_le_bytes();
     }
 
     /// Entries that would be here or in an earlier bucket but lie in a later one; at its highest value it stays there.
     #[inline]
     fn past(&self) -> u16 {
-        u16::from_le_bytes([self.marks[PAST], self.marks[PAST + 1]])
-    }
-
-    fn set_past(&mut self, past: u16) {
-        [self.marks[PAST], self.marks[PAST + 1]] = past.to_le_bytes();
+        self.number(PAST)
     }
 
     fn pass(&mut self) {
-        self.set_past(self.past().saturating_add(1));
+        self.set_number(PAST, self.past().saturating_add(1));
     }
 
     fn unpass(&mut self) {
         // One that has reached its highest value has lost count.
         if (1..u16::MAX).contains(&self.past()) {
-            self.set_past(self.past() - 1);
+            self.set_number(PAST, self.past() - 1);
         }
     }
 }
@@ -152,14 +179,14 @@ impl Segment {
 
 /// What was in a segment. No memory is asked for: look-ups wait.
 struct Taken {
-    prints: [Print; SEGMENT * WAYS],
+    prints: [Option<Print>; SEGMENT * WAYS],
     places: [u32; SEGMENT * WAYS],
     len: usize,
 }
 
 impl Taken {
     fn iter(&self) -> impl Iterator<Item = (Print, u32)> {
-        self.prints[..self.len].iter().copied().zip(self.places[..self.len].iter().copied())
+        self.prints[..self.len].iter().flatten().copied().zip(self.places[..self.len].iter().copied())
     }
 }
 
@@ -280,15 +307,13 @@ impl Table {
     fn put(&mut self, segment: usize, print: Print, place: u32) {
         let segment = &mut self.segments[segment];
         segment.len += 1;
-        let mut at = print.bucket(self.mask);
+        let home = print.bucket(self.mask);
+        let mut at = home;
         loop {
             let bucket = &mut segment.buckets[at];
             let free = bucket.with(0);
             if free != 0 {
-                let way = way(free);
-                bucket.set(way, print.mark());
-                bucket.places[way] = place;
-                return;
+                return bucket.set(way(free), print, place, at != home);
             }
             bucket.pass();
             at = (at + 1) & self.mask;
@@ -305,7 +330,7 @@ impl Table {
             return;
         };
         let Segment { buckets, len, depth } = &mut self.segments[found.segment];
-        buckets[found.bucket].set(found.way, 0);
+        buckets[found.bucket].clear(found.way);
         let mut at = print.bucket(self.mask);
         while at != found.bucket {
             buckets[at].unpass();
@@ -333,7 +358,8 @@ impl Table {
     #[cold]
     fn grow(&mut self, segment: usize, print: Print, hashes: &impl Hashes) -> bool {
         if self.mask + 1 < SEGMENT {
-            let entries = self.take(segment, hashes);
+            // The bucket of each takes one more bit.
+            let entries = self.take(segment, false, hashes);
             self.mask = 2 * self.mask + 1;
             self.segments[segment] = Segment::new(self.mask + 1, 0);
             entries.iter().for_each(|(print, place)| self.put(segment, print, place));
@@ -347,7 +373,7 @@ impl Table {
             self.directory = self.directory.iter().flat_map(|segment| [*segment, *segment]).collect();
             self.bits += 1;
         }
-        let entries = self.take(segment, hashes);
+        let entries = self.take(segment, depth < FIRST_BITS, hashes);
         let other = self.segments.len();
         self.segments[segment].depth = depth + 1;
         self.segments.push(Segment::new(SEGMENT, depth + 1));
@@ -360,17 +386,22 @@ impl Table {
         true
     }
 
-    /// Empties a segment; its entries with their prints.
-    fn take(&mut self, segment: usize, hashes: &impl Hashes) -> Taken {
+    /// Empties a segment; its entries with their prints, of which no more bits are right than the first, the mark and the
+    /// bucket where `known` says that these are enough.
+    fn take(&mut self, segment: usize, known: bool, hashes: &impl Hashes) -> Taken {
         let Segment { buckets, len, .. } = &mut self.segments[segment];
-        let mut taken = Taken { prints: [Print::default(); SEGMENT * WAYS], places: [0; SEGMENT * WAYS], len: 0 };
-        for place in buckets.iter().flat_map(Bucket::taken) {
-            taken.places[taken.len] = place;
-            taken.len += 1;
+        let mut taken = Taken { prints: [None; SEGMENT * WAYS], places: [0; SEGMENT * WAYS], len: 0 };
+        for (at, bucket) in buckets.iter().enumerate() {
+            for way in bucket.taken() {
+                taken.prints[taken.len] = bucket.print(way, at).filter(|_| known);
+                taken.places[taken.len] = bucket.places[way];
+                taken.len += 1;
+            }
         }
+        let unknown = |at: &usize| taken.prints[*at].is_none();
+        (0..taken.len).filter(unknown).for_each(|at| hashes.warm(taken.places[at]));
         for at in 0..taken.len {
-            taken.places[..taken.len].get(at + AHEAD).iter().for_each(|later| hashes.warm(**later));
-            taken.prints[at] = Print::of(hashes.hash(taken.places[at]));
+            taken.prints[at].get_or_insert_with(|| Print::of(hashes.hash(taken.places[at])));
         }
         buckets.fill(Bucket::EMPTY);
         *len = 0;
@@ -388,7 +419,7 @@ impl Table {
         if self.segments[other].depth != depth || together > MERGED * SEGMENT {
             return;
         }
-        let entries = self.take(other, hashes);
+        let entries = self.take(other, true, hashes);
         let both = begin & !(2 * span - 1);
         self.directory[both..both + 2 * span].fill(segment as u32);
         self.segments[segment].depth = depth - 1;
@@ -421,7 +452,11 @@ impl Table {
     /// The places of all entries.
     pub(super) fn places(&self) -> impl Iterator<Item = u32> {
         let buckets = self.segments.iter().flat_map(|segment| segment.buckets.iter());
-        buckets.flat_map(Bucket::taken).chain(self.crowd.iter().map(|(_, place)| *place))
+        let taken = |bucket: &Bucket| {
+            let places = bucket.places;
+            bucket.taken().map(move |way| places[way])
+        };
+        buckets.flat_map(taken).chain(self.crowd.iter().map(|(_, place)| *place))
     }
 
     /// Entries.
@@ -477,7 +512,7 @@ mod tests {
                 worst = worst.max(table.heap_bytes() / place as usize);
             }
         }
-        assert!(worst < 21, "{worst}");
+        assert!(worst < 26, "{worst}");
         for place in 0..many {
             assert_eq!(table.probe(print(place), |found| found == place), Some(place));
         }
@@ -497,7 +532,7 @@ mod tests {
         for place in 0..3_000 {
             table.insert(print, place, &same);
         }
-        assert!(table.directory.len() <= 64, "{}", table.directory.len());
+        assert!(table.directory.len() <= 256, "{}", table.directory.len());
         assert_eq!(table.probe(print, |found| found == 2_999), Some(2_999));
         (0..3_000).for_each(|place| table.remove(print, place, &same));
         assert_eq!(table.len(), 0);
