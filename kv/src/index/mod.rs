@@ -52,7 +52,7 @@ const LANES_GIVEN: usize = 60;
 /// Shards that a look-up fetches the beginnings of at once.
 const TOGETHER: usize = 8;
 /// Blocks written in one section: a microsecond or two, for a reader waits for one to end.
-const QUANTUM: usize = 32;
+const QUANTUM: usize = 16;
 /// Upkeep goes as far as after a change of so many blocks.
 const UPKEEP: usize = 256;
 

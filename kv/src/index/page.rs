@@ -16,6 +16,8 @@ pub(super) const PAGE: usize = 64;
 pub(super) const SEGMENT: usize = 16;
 /// Pages kept for others to come: 100 KiB.
 const SPARE: usize = 64;
+/// Pages that memory is asked for together: 25 KiB.
+const TOGETHER: usize = 16;
 /// No page, no place.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -75,6 +77,12 @@ impl Page {
             born,
             lower: None,
         }
+    }
+
+    /// Memory for pages to come. One request to the system for all: the allocator cuts the pages out of what came back from it.
+    pub(super) fn some() -> Vec<Box<Self>> {
+        drop(Vec::<Self>::with_capacity(TOGETHER));
+        (0..TOGETHER).map(|_| Box::new(Self::new(0))).collect()
     }
 
     /// Fetches what a removal reads and writes of a page, before it goes through it.
@@ -230,7 +238,7 @@ pub(super) struct Pages {
     /// Live places of each page.
     live: Vec<u8>,
     free: Vec<u32>,
-    /// Memory of pages that were given back, for those to come: asking for it takes longer than a section.
+    /// Memory for pages to come, mostly of pages that were given back: to ask for it takes as long as a section.
     spare: Vec<Box<Page>>,
     /// The page that new blocks go to.
     pub(super) open: u32,
@@ -241,7 +249,15 @@ pub(super) struct Pages {
 
 impl Default for Pages {
     fn default() -> Self {
-        Self { pages: Vec::new(), live: Vec::new(), free: Vec::new(), spare: Vec::new(), open: NONE, blocks: 0, opened: 0 }
+        Self {
+            pages: Vec::new(),
+            live: Vec::new(),
+            free: Vec::new(),
+            spare: Vec::new(),
+            open: NONE,
+            blocks: 0,
+            opened: 0,
+        }
     }
 }
 
@@ -364,6 +380,16 @@ impl Pages {
         }
     }
 
+    /// Whether the next page would have to ask for memory.
+    pub(super) fn wants_memory(&self) -> bool {
+        self.spare.is_empty()
+    }
+
+    /// Takes memory for pages to come.
+    pub(super) fn keep(&mut self, memory: Vec<Box<Page>>) {
+        self.spare.extend(memory);
+    }
+
     fn free_page(&mut self, page: u32) {
         let memory = self.pages[page as usize].take();
         self.spare.extend(memory.filter(|_| self.spare.len() < SPARE));
@@ -388,7 +414,8 @@ impl Pages {
     /// Bytes, from capacities.
     pub(super) fn heap_bytes(&self) -> usize {
         let lower = self.pages.iter().flatten().filter(|page| page.lower.is_some()).count();
-        let pages = (self.count() + self.spare.len()) * std::mem::size_of::<Page>() + lower * std::mem::size_of::<Lower>();
+        let pages =
+            (self.count() + self.spare.len()) * std::mem::size_of::<Page>() + lower * std::mem::size_of::<Lower>();
         pages + self.pages.capacity() * 8 + self.live.capacity() + self.free.capacity() * 4
     }
 }

@@ -123,12 +123,12 @@ impl Shard {
         device + lower
     }
 
-    /// A lane holds a chain after `parent`. The pairs that are new.
+    /// A lane holds a chain after `parent`. The pairs that are new. `next` is what the next call will bring.
     pub(super) fn store(
         &mut self,
         target: Target,
         parent: Option<BlockHash>,
-        chain: &[BlockHash],
+        (chain, next): (&[BlockHash], &[BlockHash]),
     ) -> Result<usize, Retired> {
         self.lane(target.lane, target.generation)?;
         let before = parent.and_then(|hash| self.find(target.lane, hash));
@@ -137,6 +137,7 @@ impl Shard {
         if target.tier != Tier::Device {
             self.lower += added;
         }
+        self.warm(target.lane, next);
         Ok(added)
     }
 
@@ -223,15 +224,26 @@ impl Shard {
         own.or_else(|| self.blocks.head(print, hash)).or_else(|| linked(&self.blocks, &self.lanes, others, hash, print))
     }
 
-    /// A lane holds these blocks no longer. The pairs that are gone.
-    pub(super) fn remove(&mut self, target: Target, hashes: &[BlockHash]) -> Result<usize, Retired> {
+    /// A lane holds these blocks no longer. The pairs that are gone. `next` is what the next call will bring.
+    pub(super) fn remove(
+        &mut self,
+        target: Target,
+        (hashes, next): (&[BlockHash], &[BlockHash]),
+    ) -> Result<usize, Retired> {
         self.lane(target.lane, target.generation)?;
         let removed = self.remove_blocks(target, hashes);
         self.pairs -= removed;
         if target.tier != Tier::Device {
             self.lower -= removed;
         }
+        self.warm(target.lane, next);
         Ok(removed)
+    }
+
+    /// Fetches what a change of these blocks reads first: it comes while readers have their turn.
+    fn warm(&self, lane: usize, next: &[BlockHash]) {
+        let table = &self.lanes[lane].table;
+        next.iter().take(AHEAD).for_each(|hash| table.warm(Print::of(*hash)));
     }
 
     fn remove_blocks(&mut self, target: Target, hashes: &[BlockHash]) -> usize {

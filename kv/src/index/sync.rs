@@ -8,7 +8,7 @@ use starling_ids::{BlockHash, Incarnation, WorkerId};
 
 use super::{
     Applied, Cache, Holder, IndexError, LANES, LANES_GIVEN, PrefixIndex, QUANTUM, Retired, SHARDS_MAX, Shard,
-    ShortLock, Target, Tier, at, registry::Registry,
+    ShortLock, Target, Tier, at, page::Page, registry::Registry, upkeep::Wants,
 };
 use crate::hash::{BucketDigests, HashKeyed};
 
@@ -178,36 +178,28 @@ impl PrefixIndex {
     ) -> Result<Applied, Retired> {
         let (shard, target) = at(holder, tier);
         let mut added = 0;
-        for some in chain.chunks(QUANTUM) {
-            let (new, untidy) = self.on(shard, |shard| {
-                let new = shard.store(target, parent, some)?;
-                self.memberships.fetch_add(new, Ordering::Relaxed);
-                Ok((new, shard.wants_upkeep()))
-            })?;
+        let stored = quanta(chain).try_for_each(|(some, next)| {
+            let (new, wants) =
+                self.on(shard, |shard| Ok((shard.store(target, parent, (some, next))?, shard.wants())))?;
             added += new;
-            if untidy {
-                self.upkeep(shard, some.len())?;
-            }
             parent = some.last().copied();
-        }
-        Ok(Applied { added, unchanged: chain.len() - added, ..Applied::default() })
+            self.upkeep(shard, some.len(), wants)
+        });
+        // Once for all: writers of other shards count here too.
+        self.memberships.fetch_add(added, Ordering::Relaxed);
+        stored.map(|()| Applied { added, unchanged: chain.len() - added, ..Applied::default() })
     }
 
     pub(super) fn remove(&self, holder: Holder, tier: Tier, blocks: &[BlockHash]) -> Result<Applied, Retired> {
         let (shard, target) = at(holder, tier);
         let mut removed = 0;
-        for some in blocks.chunks(QUANTUM) {
-            let (gone, untidy) = self.on(shard, |shard| {
-                let gone = shard.remove(target, some)?;
-                self.memberships.fetch_sub(gone, Ordering::Relaxed);
-                Ok((gone, shard.wants_upkeep()))
-            })?;
+        let gone = quanta(blocks).try_for_each(|(some, next)| {
+            let (gone, wants) = self.on(shard, |shard| Ok((shard.remove(target, (some, next))?, shard.wants())))?;
             removed += gone;
-            if untidy {
-                self.upkeep(shard, some.len())?;
-            }
-        }
-        Ok(Applied { removed, unchanged: blocks.len() - removed, ..Applied::default() })
+            self.upkeep(shard, some.len(), wants)
+        });
+        self.memberships.fetch_sub(removed, Ordering::Relaxed);
+        gone.map(|()| Applied { removed, unchanged: blocks.len() - removed, ..Applied::default() })
     }
 
     /// One section of writing.
@@ -217,12 +209,17 @@ impl PrefixIndex {
         write(&mut cell.write())
     }
 
-    /// Upkeep after a change of so many blocks, in a section of its own: look-ups get in before it.
-    fn upkeep(&self, shard: usize, changed: usize) -> Result<(), Retired> {
-        self.on(shard, |shard| {
-            shard.tidy(changed);
-            Ok(())
-        })
+    /// What a shard wants after a change of so many blocks, each in a section of its own: look-ups get in before it.
+    fn upkeep(&self, shard: usize, changed: usize, wants: Wants) -> Result<(), Retired> {
+        if wants.memory {
+            // Asked for while nobody waits.
+            let memory = Page::some();
+            self.on(shard, |shard| Ok(shard.blocks.pages.keep(memory)))?;
+        }
+        if wants.tidy {
+            self.on(shard, |shard| Ok(shard.tidy(changed)))?;
+        }
+        Ok(())
     }
 
     /// The lane of a rank; it is opened at its first event.
@@ -303,6 +300,12 @@ impl PrefixIndex {
         }
         evicted
     }
+}
+
+/// What each section writes, and what comes after it.
+fn quanta(blocks: &[BlockHash]) -> impl Iterator<Item = (&[BlockHash], &[BlockHash])> {
+    let ends = (0..blocks.len()).step_by(QUANTUM);
+    ends.map(move |from| blocks[from..].split_at(QUANTUM.min(blocks.len() - from)))
 }
 
 pub(super) fn unknown(id: &WorkerId) -> IndexError {

@@ -18,10 +18,20 @@ const SMALL: u32 = 512;
 /// Pages looked at in one call for one that is nearly empty.
 const LOOKS: usize = 256;
 
+/// What a shard wants between two changes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wants {
+    /// [`Shard::tidy`] has something to do.
+    pub(super) tidy: bool,
+    /// There is none for the next page.
+    pub(super) memory: bool,
+}
+
 impl Shard {
-    /// Whether there is anything to do for [`Self::tidy`].
-    pub(super) fn wants_upkeep(&self) -> bool {
-        self.dying | self.queued != 0 || self.is_sparse()
+    /// What is to be done before the next change.
+    pub(super) fn wants(&self) -> Wants {
+        let tidy = self.dying | self.queued != 0 || self.is_sparse();
+        Wants { tidy, memory: self.blocks.pages.wants_memory() }
     }
 
     /// Upkeep after a change of this many blocks.
