@@ -4,12 +4,12 @@
 //! all before it, and a walk along the request's chain gives exact depths: a worker's depth ends at the first block it
 //! lacks, and comes back when that block does. Never: counts what a worker of an earlier life said.
 //!
-//! Workers are spread over shards of 64 lanes. A shard has one writer at a time, in sections of a few microseconds;
+//! Workers are spread over shards of 64 lanes. A shard has one writer at a time, in sections of a microsecond or two;
 //! readers look inline and wait for one section at most. Shards share nothing, so as many threads as there are shards
 //! write at once, and a look-up asks each shard in turn.
 //! Bounds: `memberships_max` (worker, block) pairs; beyond it the worker that holds most loses its oldest blocks that no
-//! match went through lately. At most 61,440 ranks. 35 to 60 bytes for a pair that no other worker of the shard shares,
-//! 10 to 18 for one that is shared; what is removed is given back.
+//! match went through lately. At most 61,440 ranks. 36 to 65 bytes for a pair that no other worker of the shard shares,
+//! 10 to 23 for one that is shared; what is removed is given back.
 //! Events are believed to be chains, as their contract says: a worker that sends others can spoil the depths of those chains.
 
 mod blocks;
