@@ -80,7 +80,7 @@ impl Page {
     }
 
     /// Memory for pages to come. One request to the system for all: the allocator cuts the pages out of what came back from it.
-    pub(super) fn some() -> Vec<Box<Self>> {
+    pub(super) fn some() -> Memory {
         drop(Vec::<Self>::with_capacity(TOGETHER));
         (0..TOGETHER).map(|_| Box::new(Self::new(0))).collect()
     }
@@ -228,6 +228,9 @@ impl Page {
     }
 }
 
+/// Memory for pages: each box becomes one.
+pub(super) type Memory = Vec<Box<Page>>;
+
 /// What a page that was given back looks like.
 static GONE: Page = Page::new(0);
 
@@ -239,7 +242,7 @@ pub(super) struct Pages {
     live: Vec<u8>,
     free: Vec<u32>,
     /// Memory for pages to come, mostly of pages that were given back: to ask for it takes as long as a section.
-    spare: Vec<Box<Page>>,
+    spare: Memory,
     /// The page that new blocks go to.
     pub(super) open: u32,
     /// Places in use.
@@ -386,7 +389,7 @@ impl Pages {
     }
 
     /// Takes memory for pages to come.
-    pub(super) fn keep(&mut self, memory: Vec<Box<Page>>) {
+    pub(super) fn keep(&mut self, memory: Memory) {
         self.spare.extend(memory);
     }
 

@@ -214,10 +214,16 @@ impl PrefixIndex {
         if wants.memory {
             // Asked for while nobody waits.
             let memory = Page::some();
-            self.on(shard, |shard| Ok(shard.blocks.pages.keep(memory)))?;
+            self.on(shard, |shard| {
+                shard.blocks.pages.keep(memory);
+                Ok(())
+            })?;
         }
         if wants.tidy {
-            self.on(shard, |shard| Ok(shard.tidy(changed)))?;
+            self.on(shard, |shard| {
+                shard.tidy(changed);
+                Ok(())
+            })?;
         }
         Ok(())
     }
