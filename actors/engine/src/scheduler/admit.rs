@@ -50,6 +50,14 @@ impl Scheduler {
         if sequence.waits_for.is_some_and(|hash| self.claims.contains_key(&hash)) {
             return Admission::TwinFills;
         }
+        if !sequence.blocks().is_empty() {
+            // It came from another engine with its blocks.
+            if self.active() > 0 && !self.fits(sequence, &[]) {
+                return Admission::NoRoom;
+            }
+            self.resume(rank);
+            return Admission::Admitted;
+        }
         let matched = self.matchable(sequence);
         let next = sequence.hashes().get(matched.len()).filter(|_| matched.len() < matchable_blocks(sequence, self));
         let twin = next.copied().filter(|hash| self.claims.contains_key(hash));

@@ -2,14 +2,14 @@
 //!
 //! Called by the engine between steps. A sequence that leaves keeps computing while its full blocks are lent; the hand-over
 //! ends it here and passes the rest of its blocks, the partly filled one too, to whoever sends them. One that comes runs at
-//! once with what came, or waits in line when the batch is full. Never: keeps a block of a sequence that has left, or
+//! once with what came, or waits in line with it when the batch is full, until a running one has no other block left. Never: keeps a block of a sequence that has left, or
 //! computes on what did not come. Bounds: what is lent is the sequence's own, so it takes no block from others while that lives;
 //! it counts among the guests, of which others get fewer meanwhile.
 
 use starling_ids::TokenId;
 use starling_kv::pool::BlockSlot;
 
-use super::{Scheduler, Sequence};
+use super::{Scheduler, Sequence, sequence::Rank};
 use crate::contract::{SequenceId, SequenceRequest, SubmitError};
 
 /// A sequence that has left.
@@ -115,22 +115,39 @@ impl Scheduler {
         sequence.carried = sequence.computed - whole * size;
     }
 
-    /// Into the batch, or into the line when the batch is full: what it brought stays in the cache as long as it can.
-    fn place(&mut self, mut sequence: Sequence) {
+    /// Into the batch, or into the line when the batch is full.
+    fn place(&mut self, sequence: Sequence) {
         let rank = sequence.rank();
+        self.sequences.insert(rank.id, sequence);
         if self.active() < self.limits.sequences_max as usize {
-            self.totals.cached += sequence.computed as u64;
-            if !sequence.private {
-                for hash in sequence.unpublished() {
-                    self.claims.entry(*hash).or_insert(rank.id);
-                }
-            }
-            self.running.insert(rank);
+            self.resume(rank);
         } else {
-            (sequence.matched, sequence.carried) = (None, 0);
-            self.pool.release_all(&sequence.reset());
             self.waiting.insert(rank);
         }
-        self.sequences.insert(rank.id, sequence);
+    }
+
+    /// Into the batch with the blocks it has.
+    pub(super) fn resume(&mut self, rank: Rank) {
+        let Some(sequence) = self.sequences.get(&rank.id) else { return };
+        self.totals.cached += sequence.computed as u64;
+        if !sequence.private {
+            for hash in sequence.unpublished() {
+                self.claims.entry(*hash).or_insert(rank.id);
+            }
+        }
+        self.waiting.remove(&rank);
+        self.running.insert(rank);
+    }
+
+    /// Takes the blocks of the last in line that waits with some: a running sequence needs one. What is full stays in the cache
+    /// as long as it can. False when nobody waits with blocks.
+    pub(super) fn reclaim(&mut self) -> bool {
+        let holds = |rank: &&Rank| self.sequences.get(&rank.id).is_some_and(|sequence| !sequence.blocks().is_empty());
+        let Some(rank) = self.waiting.iter().rev().find(holds).copied() else { return false };
+        let Some(sequence) = self.sequences.get_mut(&rank.id) else { return false };
+        (sequence.matched, sequence.carried) = (None, 0);
+        let blocks = sequence.reset();
+        self.pool.release_all(&blocks);
+        true
     }
 }

@@ -65,7 +65,8 @@ impl Scheduler {
         plan.items.push(PlanItem { id: rank.id, start: sequence.computed, count, wants_logits: count == remaining });
     }
 
-    /// Blocks for up to `want` more tokens: free ones, else cached ones, else those of the last in rank behind it.
+    /// Blocks for up to `want` more tokens: free ones, else cached ones, else those of one that waits with blocks, else those of
+    /// the last in rank behind it.
     /// How many tokens fit; 0 means that it stands still in this step and keeps what it has.
     fn make_room(&mut self, rank: Rank, want: usize, plan: &mut Plan) -> usize {
         loop {
@@ -77,6 +78,9 @@ impl Scheduler {
             let room = sequence.room().min(want);
             if room > 0 {
                 return room;
+            }
+            if self.reclaim() {
+                continue;
             }
             let fetching = self.fetching.last_key_value().map(|(rank, _)| *rank);
             match self.running.last().copied().max(fetching) {

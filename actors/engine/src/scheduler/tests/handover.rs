@@ -101,13 +101,30 @@ fn one_that_comes_to_a_full_batch_waits_and_one_that_cannot_come_leaves_nothing(
     from.run();
     to.run();
     assert_eq!(joined(&from, &to, original.id), answer_past_eos(&original.prompt, 12));
-    assert_eq!(to.cached[&original.id], 12, "its full blocks were still there");
-    assert_eq!(to.scheduler.load().tokens_recomputed, 3);
+    assert_eq!(to.cached[&original.id], 15, "it waited with its blocks, the partly filled one too");
+    assert_eq!(to.scheduler.load().tokens_recomputed, 0);
     let here = to.scheduler.reserve(3).expect("room");
     let refused = to.scheduler.take_over(&request(2, &[], 4), Carried { came: here, ..Carried::default() });
     assert_eq!(refused, Err(SubmitError::Empty));
     to.scheduler.check().expect("nothing is lost");
     assert_eq!(to.scheduler.hand_over(SequenceId(99), 0), None);
+}
+
+#[test]
+fn one_that_waits_with_its_blocks_gives_them_to_a_running_one_that_has_no_other() {
+    let (mut from, mut to) = (Harness::new(limits(4, 16, 32)), Harness::new(limits(1, 16, 8)));
+    let local = endless(&[3, 2, 1], 24);
+    to.scheduler.submit(&SequenceRequest { id: SequenceId(7), ..local.clone() }).expect("room");
+    to.step();
+    let original = endless(&(40..55).collect::<Vec<_>>(), 8);
+    from.scheduler.submit(&original).expect("room");
+    from.step();
+    assert!(Mover { id: original.id, lent: Vec::new() }.hand_over(&mut from, &mut to, &original));
+    assert_eq!(to.scheduler.load().blocks_pinned, 1 + 4, "both hold theirs");
+    to.run();
+    assert_eq!(to.answers[&SequenceId(7)], answer_past_eos(&local.prompt, 24));
+    assert_eq!(joined(&from, &to, original.id), answer_past_eos(&original.prompt, 8));
+    assert_eq!(to.scheduler.preemptions(), 0, "nobody who runs lost a block");
 }
 
 proptest! {
