@@ -185,6 +185,9 @@ pub struct RouteRequest {
     /// Those of them that failed rather than refused: broken, unreachable, silent.
     #[serde(default)]
     pub failed: Vec<WorkerId>,
+    /// The worker that it runs at and is to leave; never chosen, though nothing is held against it.
+    #[serde(default)]
+    pub leaves: Option<WorkerId>,
     /// Independent answers; 0 is read as 1.
     #[serde(default)]
     pub choices: u32,

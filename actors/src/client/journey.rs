@@ -169,7 +169,7 @@ impl Journey {
     pub(super) fn fork(&mut self, moves: Moves) -> Self {
         let fork = Self {
             inner: self.inner.clone(),
-            ask: RouteRequest { begun: true, ..self.ask.clone() },
+            ask: RouteRequest { begun: true, leaves: Some(moves.worker.clone()), ..self.ask.clone() },
             spec: self.spec.clone(),
             context: self.context.clone(),
             moves: Some(moves),

@@ -24,11 +24,9 @@ pub(super) struct Tries {
 }
 
 impl Tries {
-    /// Of a request that runs at a worker and looks for another one. It counts as failed, too: to any other a request that waits in a
-    /// shard's queue may come back, and it would be sent to the very worker that it is to leave.
+    /// Of a request that runs at a worker and looks for another one. A shard of an older release knows it by this alone.
     pub(super) fn away_from(worker: Option<&WorkerId>) -> Self {
-        let own: Vec<_> = worker.into_iter().cloned().collect();
-        Self { exclude: own.clone(), failed: own, ..Self::default() }
+        Self { exclude: worker.into_iter().cloned().collect(), ..Self::default() }
     }
 
     /// Notes that a worker could not take the request. An error is final: no other worker would do better.

@@ -36,6 +36,7 @@ impl Hashing {
             answer_tokens_max: spec.choices.saturating_mul(spec.stop.tokens_max),
             exclude: Vec::new(),
             failed: Vec::new(),
+            leaves: None,
             choices: spec.choices,
             session: call.session.clone(),
             may_wait: true,

@@ -33,6 +33,10 @@ pub struct Ask<'a> {
     pub exclude: &'a [WorkerId],
     /// Those of them that failed; others avoid them for [`super::gate::COOLING`].
     pub failed: &'a [WorkerId],
+    /// The worker that it runs at and is to leave; never chosen, though nothing is held against it.
+    pub leaves: Option<&'a WorkerId>,
+    /// Whom it met before was told when it came: others are no longer kept from them for it.
+    pub told: bool,
     /// What the client asks of the choice itself.
     pub wishes: Option<&'a Wishes>,
     /// Labels of the node where the request came in.
@@ -55,6 +59,8 @@ impl Default for Ask<'_> {
             session: None,
             exclude: &[],
             failed: &[],
+            leaves: None,
+            told: false,
             wishes: None,
             origin: None,
             overdue: false,

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use starling_ids::WorkerId;
+
 use super::{
     ask::missing,
     breaker::{Breaker, State},
@@ -57,12 +59,16 @@ impl Gate {
     /// What an ask tells of the workers that it met before: those that failed cool, those that refused count as taken.
     pub(super) fn learn(&mut self, ask: &Ask<'_>, fleet: &mut Fleet, now: Duration) {
         self.block_tokens = ask.block_tokens;
+        if ask.told {
+            return;
+        }
         for worker in ask.failed {
             if let Some(slot) = fleet.slot(worker) {
                 fleet.cool(slot, now + COOLING);
             }
         }
-        for worker in ask.exclude.iter().filter(|worker| !ask.failed.contains(worker)) {
+        let refused = |worker: &&WorkerId| !ask.failed.contains(worker) && ask.leaves != Some(*worker);
+        for worker in ask.exclude.iter().filter(refused) {
             if let Some(slot) = fleet.slot(worker) {
                 self.refused[slot] = now + REFUSED;
                 self.refusals_end = now + REFUSED;

@@ -290,7 +290,8 @@ fn pull_elsewhere(
 fn usable(question: &Question<'_>, slot: Slot) -> bool {
     let fleet = question.fleet;
     let reachable = fleet.heard[slot].link.block_bytes > 0;
-    let life = fleet.life(slot).is_some_and(|(worker, _)| !question.ask.exclude.contains(worker));
+    let barred = |worker| question.ask.exclude.contains(worker) || question.ask.leaves == Some(worker);
+    let life = fleet.life(slot).is_some_and(|(worker, _)| !barred(worker));
     fleet.standing[slot] == Standing::Sound && reachable && life && borne(question, slot)
 }
 

@@ -76,6 +76,8 @@ impl Question {
             session: request.session.as_deref(),
             exclude: &request.exclude,
             failed: &request.failed,
+            leaves: request.leaves.as_ref(),
+            told: false,
             wishes: Some(&request.wishes),
             origin: self.origin.as_ref().map(|record| &record.labels),
             overdue: false,

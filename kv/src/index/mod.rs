@@ -320,7 +320,8 @@ impl PrefixIndex {
     /// (rank, block) pairs, on each tier.
     #[must_use]
     pub fn memberships(&self) -> usize {
-        self.memberships.load(Ordering::Relaxed)
+        // An event is counted when it ends: one that is taken back while it comes is counted out first.
+        (self.memberships.load(Ordering::Relaxed) as isize).max(0) as usize
     }
 
     /// Memory it holds, in bytes, reckoned from capacities.

@@ -79,9 +79,8 @@ impl Page {
         }
     }
 
-    /// Memory for pages to come. One request to the system for all: the allocator cuts the pages out of what came back from it.
+    /// Memory for pages to come.
     pub(super) fn some() -> Memory {
-        drop(Vec::<Self>::with_capacity(TOGETHER));
         (0..TOGETHER).map(|_| Box::new(Self::new(0))).collect()
     }
 

@@ -8,7 +8,7 @@ use starling_ids::{BlockHash, Incarnation, WorkerId};
 
 use super::{
     Applied, Cache, Holder, IndexError, LANES, LANES_GIVEN, PrefixIndex, QUANTUM, Retired, SHARDS_MAX, Shard,
-    ShortLock, Target, Tier, at, page::Page, registry::Registry, upkeep::Wants,
+    ShortLock, Target, Tier, UPKEEP, at, page::Page, registry::Registry, upkeep::Wants,
 };
 use crate::hash::{BucketDigests, HashKeyed};
 
@@ -294,7 +294,7 @@ impl PrefixIndex {
             });
             let Some((_, shard, lane)) = largest.max() else { break };
             let gone = self.on(shard, |shard| {
-                let gone = shard.evict(lane, excess.min(QUANTUM));
+                let gone = shard.evict(lane, excess.min(UPKEEP));
                 self.memberships.fetch_sub(gone, Ordering::Relaxed);
                 Ok(gone)
             });

@@ -5,7 +5,7 @@
 //! place; whoever asks compares the whole hash there. Extendible hashing: a directory by the first bits points to segments of 32 buckets,
 //! so that growing and shrinking never touch more than one or two of them, mostly without reading a hash. An entry that does not fit goes to the next
 //! bucket, and every bucket counts the entries that went past it, so there are no graves and a miss reads one line.
-//! Bounds: 10 to 23 bytes an entry once there is more than one segment; a change costs one segment at most.
+//! Bounds: 10 to 23 bytes an entry once there is more than one segment; a change costs one segment at most, and a merge a look through the directory.
 
 use starling_ids::BlockHash;
 

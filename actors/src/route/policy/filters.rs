@@ -16,11 +16,12 @@ impl Filter for Excluded {
     }
 
     fn prepare(&mut self, question: &Question<'_>) -> bool {
-        !question.ask.exclude.is_empty()
+        !question.ask.exclude.is_empty() || question.ask.leaves.is_some()
     }
 
     fn keeps(&self, question: &Question<'_>, slot: Slot) -> bool {
-        question.fleet.life(slot).is_some_and(|(worker, _)| !question.ask.exclude.contains(worker))
+        let barred = |worker| question.ask.exclude.contains(worker) || question.ask.leaves == Some(worker);
+        question.fleet.life(slot).is_some_and(|(worker, _)| !barred(worker))
     }
 }
 

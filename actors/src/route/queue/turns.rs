@@ -2,8 +2,8 @@
 //!
 //! Called by the router shard under its lock, and by the cluster simulator, whenever a reservation is given back, an account came or
 //! somebody came to wait. A request is bound to a worker here and not when it came: what the caches hold by then is known, and
-//! so is who else was given what. Pure. Bounds: [`PASSED_MAX`] and [`WISHING_MAX`] are passed over in one go, and as many are
-//! looked up as [`super::order`] says for each that goes.
+//! so is who else was given what. Pure. Bounds: in one go [`PASSED_MAX`] are passed over, beside those that
+//! wish for taken workers, of [`WISHING_MAX`] kinds; as many are looked up as [`super::order`] says for each that goes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use starling_ids::{BlockHash, WorkerId};
 use starling_kv::index::{Holder, Overlap};
 
 use super::{
-    Claim, Entry, Queue,
+    Claim, Entry, Place, Queue,
     order::{FRONT, MORE},
 };
 use crate::route::desk::{Ask, Decision, Desk};
@@ -21,8 +21,8 @@ pub const KV_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Waiting requests passed over in one go because no worker with room may have them.
 const PASSED_MAX: u32 = 8;
-/// As that, of requests that wish for a worker which is taken; they are passed over at less cost.
-const WISHING_MAX: u32 = 64;
+/// Kinds of wishes for workers which are taken, of which one request is asked about in one go; all like it are passed over with it.
+const WISHING_MAX: usize = 64;
 
 /// With more workers than this fewer are looked at again, as each look runs down all of them.
 const WIDTH: usize = 1_024;
@@ -84,7 +84,9 @@ pub fn hand_out<T: Waits>(
     now: Duration,
 ) -> Vec<(Entry<T>, Decision)> {
     let mut gone = Vec::new();
-    let (mut passed, mut wishing) = (0, 0);
+    let mut passed = 0;
+    // One of each kind.
+    let mut wishing: Vec<Place> = Vec::new();
     // Once for each that goes, however many are passed over.
     let mut look = true;
     while !queue.is_empty() && desk.has_room(now) {
@@ -97,12 +99,18 @@ pub fn hand_out<T: Waits>(
             queue.remove(place, now);
             continue;
         }
-        let ask = entry.payload.ask();
-        let limited = ask.wishes.is_some_and(|wishes| wishes.limit());
-        if limited && wishing < WISHING_MAX && !desk.has_room_for(&ask, now) {
-            wishing += 1;
-            queue.park(place);
-            continue;
+        let ask = Ask { told: true, ..entry.payload.ask() };
+        if ask.wishes.is_some_and(|wishes| wishes.limit()) {
+            // Room only shrinks in here: where there was none for one, there is none for those like it.
+            let known = wishing.iter().filter_map(|place| queue.get(*place)).any(|one| alike(&one.payload.ask(), &ask));
+            let open = Ask { overdue: true, ..ask };
+            if known || (wishing.len() < WISHING_MAX && !desk.has_room_for(&open, now)) {
+                if !known {
+                    wishing.push(place);
+                }
+                queue.park(place);
+                continue;
+            }
         }
         let waited = now.saturating_sub(entry.since);
         let overlaps = caches.overlaps(ask.hashes);
@@ -121,6 +129,13 @@ pub fn hand_out<T: Waits>(
     }
     queue.unpark();
     gone
+}
+
+/// Whether two may have the same workers.
+fn alike(one: &Ask<'_>, other: &Ask<'_>) -> bool {
+    one.wishes == other.wishes
+        && (one.choices, one.exclude, one.leaves) == (other.choices, other.exclude, other.leaves)
+        && one.origin == other.origin
 }
 
 /// Puts those that may be next in order by what the caches hold now.

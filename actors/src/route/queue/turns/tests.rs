@@ -12,6 +12,7 @@ use crate::route::{
     policy::PolicyConfig,
     queue::{QueueConfig, rooms::HeldBack},
     rates::Rates,
+    wishes::Wishes,
 };
 
 const LIFE: Incarnation = Incarnation(1);
@@ -29,13 +30,32 @@ struct Waiter {
     request: u128,
     chain: Vec<BlockHash>,
     gone: bool,
+    wishes: Wishes,
+    exclude: Vec<WorkerId>,
+    leaves: Option<WorkerId>,
+}
+
+impl Waiter {
+    fn new(request: u128, chain: &[BlockHash]) -> Self {
+        Self {
+            request,
+            chain: chain.to_vec(),
+            gone: false,
+            wishes: Wishes::default(),
+            exclude: Vec::new(),
+            leaves: None,
+        }
+    }
 }
 
 impl Waits for Waiter {
     fn ask(&self) -> Ask<'_> {
         let prompt_tokens = self.chain.len() as u32 * BLOCK;
         let request = RequestId(self.request);
-        Ask { request, prompt_tokens, block_tokens: BLOCK, hashes: &self.chain, ..Ask::default() }
+        let (wishes, leaves) = (Some(&self.wishes), self.leaves.as_ref());
+        let (exclude, failed) = (&self.exclude[..], &self.exclude[..]);
+        let ask = Ask { request, prompt_tokens, block_tokens: BLOCK, hashes: &self.chain, ..Ask::default() };
+        Ask { wishes, exclude, failed, leaves, ..ask }
     }
 
     fn is_gone(&self) -> bool {
@@ -100,7 +120,10 @@ impl Shard {
     }
 
     fn wait(&mut self, request: u128, chain: &[BlockHash], now: Duration) {
-        let waiter = Waiter { request, chain: chain.to_vec(), gone: false };
+        self.enter(Waiter::new(request, chain), now);
+    }
+
+    fn enter(&mut self, waiter: Waiter, now: Duration) {
         let overlaps = self.known.overlaps(&waiter.chain);
         let rights = Claim { weight: 1, deadline: now + ms(60_000), ..Claim::default() };
         let claim = claim(&mut self.desk, &self.known, &waiter.ask(), &overlaps, rights);
@@ -138,6 +161,41 @@ fn a_request_that_waits_goes_by_what_is_cached_when_its_turn_comes() {
     assert_eq!(gone.get(1).map(|(request, worker, _)| (*request, *worker)), Some((1, 0)));
     let receipt = shard.desk.explain(RequestId(2)).remove(0);
     assert_eq!((receipt.waited_ms, receipt.waited_for.as_str()), (5.0, HeldBack::Prompts.label()));
+}
+
+#[test]
+fn many_that_wish_for_a_taken_worker_keep_nobody_from_a_free_one() {
+    let mut shard = Shard::new();
+    shard.hear([1_536, 1_536], 0, ms(0));
+    let pinned = Wishes { worker: Some(worker(0)), ..Wishes::default() };
+    for request in 0..300u128 {
+        let waiter = Waiter { wishes: pinned.clone(), ..Waiter::new(request, &chain(request, 4)) };
+        shard.enter(waiter, ms(request as u64));
+    }
+    shard.wait(999, &chain(999, 4), ms(300));
+    shard.hear([1_536, 0], 0, ms(301));
+    assert_eq!(shard.hand_out(ms(301)), [(999, 1, 0)]);
+    shard.hear([1_000, 1_536], 1, ms(302));
+    let gone = shard.hand_out(ms(302));
+    assert!(
+        !gone.is_empty() && gone.iter().all(|(request, worker, _)| (*request < 300, *worker) == (true, 0)),
+        "{gone:?}"
+    );
+}
+
+#[test]
+fn what_a_waiting_request_met_is_held_against_nobody_while_it_waits() {
+    let mut shard = Shard::new();
+    shard.hear([1_536, 1_536], 0, ms(0));
+    let (failed, left) = (vec![worker(0)], Some(worker(0)));
+    shard.enter(Waiter { exclude: failed, ..Waiter::new(1, &chain(1, 4)) }, ms(0));
+    shard.enter(Waiter { leaves: left, ..Waiter::new(2, &chain(2, 4)) }, ms(1));
+    shard.wait(3, &chain(3, 4), ms(2));
+    shard.hear([0, 1_536], 0, ms(3));
+    assert_eq!(shard.hand_out(ms(3)), [(3, 0, 0)], "the two wait for the other worker, and this one serves meanwhile");
+    shard.hear([1_536, 0], 1, ms(4));
+    let gone: Vec<_> = shard.hand_out(ms(4)).into_iter().map(|(request, worker, _)| (request, worker)).collect();
+    assert_eq!(gone, [(1, 1), (2, 1)]);
 }
 
 #[test]
@@ -219,7 +277,7 @@ fn tenants_still_share_by_tokens_when_the_prompts_of_one_are_cached() {
     for request in 0..40u128 {
         for (tenant, chain) in [("cached", document.clone()), ("plain", chain(100 + request, 40))] {
             let rights = Claim { tenant: tenant.into(), weight: 1, deadline: ms(60_000), ..Claim::default() };
-            let waiter = Waiter { request, chain, gone: false };
+            let waiter = Waiter::new(request, &chain);
             // The same cost for both, so that the shares can be counted by turns.
             let claim = Claim { cost_tokens: 640, miss_tokens: 640, ..rights };
             assert!(shard.queue.offer(claim, waiter, ms(0)).is_ok());
