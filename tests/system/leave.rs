@@ -12,16 +12,20 @@ use crate::harness::{Cluster, Events, Node, PATIENCE, Told, ask_long, until};
 const STREAMS: usize = 8;
 /// Long beside what a slow worker takes before it is left: 600 steps of 0.14 s.
 const TOKENS: u32 = 600;
+/// Long beside what a role's change takes on a busy machine: 10 s and more.
+const TOKENS_OF_ROLES: u32 = 1_500;
 
 /// A front node, and two nodes with a simulated worker each.
 struct Three {
     cluster: Cluster,
     front: Node,
     workers: [Node; 2],
+    /// Of each answer.
+    tokens: u32,
 }
 
 impl Three {
-    async fn start() -> Self {
+    async fn start(tokens: u32) -> Self {
         let cluster = Cluster::new().await;
         let mut front = cluster.up("front", &["--role", "router,gateway"]).await;
         let args = ["--role", "worker", "--http", "127.0.0.1:0", "--workers", "1"];
@@ -31,7 +35,7 @@ impl Three {
             until("it serves", PATIENCE, async || cluster.serving_workers(&node.name, &front).await == 1).await;
         }
         front.model.clone_from(&one.model);
-        Self { cluster, front, workers: [one, two] }
+        Self { cluster, front, workers: [one, two], tokens }
     }
 
     /// Runs a verb at the front node.
@@ -44,7 +48,7 @@ impl Three {
     }
 
     fn chat(&self, kind: usize, salt: &str) -> Value {
-        let mut body = ask_long(&self.front.model, &format!("{kind}: tell a story of the sea"), TOKENS);
+        let mut body = ask_long(&self.front.model, &format!("{kind}: tell a story of the sea"), self.tokens);
         body["cache_salt"] = salt.into();
         body
     }
@@ -100,7 +104,7 @@ impl Three {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn running_requests_leave_a_worker_that_became_much_slower_than_another() {
-    let three = Three::start().await;
+    let three = Three::start(TOKENS).await;
     let whole = three.whole().await;
     let streams = three.begin().await;
     let asked = async || three.front.metric("starling_router_rebalanced_total", "").await;
@@ -114,7 +118,7 @@ async fn running_requests_leave_a_worker_that_became_much_slower_than_another() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn running_requests_leave_a_worker_whose_role_changes_under_load() {
-    let three = Three::start().await;
+    let three = Three::start(TOKENS_OF_ROLES).await;
     let whole = three.whole().await;
     let streams = three.begin().await;
     let there = three.running(&three.workers[0]).await;
