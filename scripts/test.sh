@@ -11,7 +11,7 @@ scripts/need.sh cargo cc
 STARLING_TEST_MODEL=$(scripts/model.sh)
 export STARLING_TEST_MODEL
 
-release=$PWD/target/release/starling
+release=$(realpath -m "${CARGO_TARGET_DIR:-target}")/release/starling
 newer() {
     find Cargo.toml Cargo.lock src cluster kv actors gateway -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) \
         -newer "$release" | head -n 1
@@ -39,7 +39,7 @@ cargo test --locked --workspace --doc --quiet
 
 stage "the openai SDK against a running node"
 python=$(scripts/venv.sh)
-"$python" tests/e2e/openai_sdk.py "${STARLING_TEST_BINARY:-target/debug/starling}" "$STARLING_TEST_MODEL"
+"$python" tests/e2e/openai_sdk.py "${STARLING_TEST_BINARY:-${CARGO_TARGET_DIR:-target}/debug/starling}" "$STARLING_TEST_MODEL"
 
 stage "all tests passed"
 if [ -s "$skipped" ]; then

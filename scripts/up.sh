@@ -6,4 +6,4 @@ cd "$(dirname "$0")/.."
 scripts/need.sh cargo cc
 scripts/model.sh >/dev/null
 cargo build --release --locked --bin starling
-exec target/release/starling up "$@"
+exec "${CARGO_TARGET_DIR:-target}/release/starling" up "$@"
