@@ -185,9 +185,6 @@ pub struct RouteRequest {
     /// Those of them that failed rather than refused: broken, unreachable, silent.
     #[serde(default)]
     pub failed: Vec<WorkerId>,
-    /// The worker that it runs at and is to leave; never chosen, though nothing is held against it.
-    #[serde(default)]
-    pub leaves: Option<WorkerId>,
     /// Independent answers; 0 is read as 1.
     #[serde(default)]
     pub choices: u32,
@@ -207,6 +204,10 @@ pub struct RouteRequest {
     /// What the client asks of the choice itself.
     #[serde(default)]
     pub wishes: Wishes,
+    /// The worker that it runs at and is to leave; never chosen, though nothing is held against it. Fields are told apart by their
+    /// place on the wire: new ones come last.
+    #[serde(default)]
+    pub leaves: Option<WorkerId>,
 }
 
 /// The `param` of a refusal as overloaded that is the tenant's own: others may still come in.
