@@ -67,13 +67,14 @@ def cluster(arguments, home):
 class Stream:
     """One streamed completion; `first` is the time to its first text, ms."""
 
-    def __init__(self, address, model, text, tokens, salt=None, worker=None):
+    def __init__(self, address, model, text, tokens, salt=None, worker=None, key=None):
         body = {"model": model, "prompt": text, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True}
         if salt:
             body["cache_salt"] = salt
         self.connection = http.client.HTTPConnection(address, timeout=300)
         self.text, self.first, self.begun = "", None, time.perf_counter()
         headers = {"content-type": "application/json"} | ({"x-starling-worker": worker} if worker else {})
+        headers |= {"authorization": f"Bearer {key}"} if key else {}
         self.connection.request("POST", "/v1/completions", json.dumps(body), headers)
         self.response = self.connection.getresponse()
         if self.response.status != 200:

@@ -41,6 +41,7 @@ class Cluster:
 
     def __init__(self, arguments):
         self.arguments, self.home, self.nodes = arguments, pathlib.Path(tempfile.mkdtemp(prefix="same-text-")), []
+        self.key = None
 
     def add(self, name, *options, front=False):
         folder = self.home / name
@@ -74,11 +75,15 @@ class Cluster:
             if len(re.findall(r"worker.*alive +yes", self.verb("instances"))) >= workers:
                 break
             time.sleep(0.1)
-        self.model = json.loads(urllib.request.urlopen(f"http://{self.http}/v1/models", timeout=30).read())["data"][0]["id"]
+        self.model = json.loads(urllib.request.urlopen(self.get("/v1/models"), timeout=30).read())["data"][0]["id"]
         return self
 
+    def get(self, path):
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        return urllib.request.Request(f"http://{self.http}{path}", headers=headers)
+
     def ask(self, text, tokens, **more):
-        return Stream(self.http, self.model, text, tokens, **more).read().text
+        return Stream(self.http, self.model, text, tokens, key=self.key, **more).read().text
 
     def count(self, pattern):
         return metric(self.nodes, pattern)
@@ -167,7 +172,9 @@ def restored(arguments, prompts):
 
 def pulled(arguments, prompts):
     cluster = Cluster(arguments)
-    cluster.add("box")
+    cluster.key, keys = "key-of-this-bench", cluster.home / "keys"
+    keys.write_text(f"{cluster.key} scopes=pin\n")
+    cluster.add("box", "--api-keys-file", str(keys))
     cluster.add("far", "--role", "worker")
     cluster.ready(2)
     # A worker tells how fast it is after its first steps; before that nobody knows what a pull saves.
