@@ -28,7 +28,7 @@ from peer_pull import Stream, metric, prompt, settled, start
 MOVED = r'starling_gateway_moved_total\{outcome="moved"\}'
 RECOMPUTED = r"starling_worker_tokens_recomputed_total"
 RUNNING = r"starling_worker_sequences_running"
-FETCHED = r"starling_kv_tier_fetched_total"
+FETCHED = r"starling_kv_tier_fetched_blocks_total"
 AT_ONCE = 8
 
 
