@@ -116,10 +116,15 @@ impl Scheduler {
     }
 
     /// Into the batch, or into the line when the batch is full.
-    fn place(&mut self, sequence: Sequence) {
+    fn place(&mut self, mut sequence: Sequence) {
         let rank = sequence.rank();
+        let room = self.active() < self.limits.sequences_max as usize;
+        if !room && sequence.blocks().is_empty() {
+            // It brought nothing: what is cached when its turn comes is what it finds.
+            (sequence.matched, sequence.carried) = (None, 0);
+        }
         self.sequences.insert(rank.id, sequence);
-        if self.active() < self.limits.sequences_max as usize {
+        if room {
             self.resume(rank);
         } else {
             self.waiting.insert(rank);
