@@ -420,7 +420,7 @@ mod tests {
             ("planner-interval", "0"),
             ("planner-predictor", "arima"),
             ("planner-hook", "/nowhere/hook"),
-            ("planner-hook", "/etc/hostname"),
+            ("planner-hook", "/"),
         ] {
             let error =
                 typed(true, &[("seeds", "a:1"), ("engine", "simulated"), (name, text)]).unwrap_err().to_string();
