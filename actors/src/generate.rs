@@ -140,6 +140,15 @@ pub struct KvSource {
     pub compute: bool,
     /// Leading blocks of the prompt that are expected from there.
     pub blocks: u32,
+    /// Of those that it gives, the ones that it must read from its host's memory first.
+    #[serde(default)]
+    pub host: u32,
+    /// Of those that it gives, the ones that it must read from its disk first.
+    #[serde(default)]
+    pub disk: u32,
+    /// Milliseconds that this reading is expected to take, beside the transfer.
+    #[serde(default)]
+    pub reading_ms: u32,
 }
 
 /// What the worker says when it accepts a request.

@@ -10,9 +10,11 @@
 
 mod face;
 mod flight;
+mod give;
 mod hold;
 mod live;
 mod pull;
+mod raise;
 mod reorder;
 #[cfg(test)]
 mod tests;

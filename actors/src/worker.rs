@@ -62,7 +62,7 @@ use crate::{
     transfer_agent::{AgentShared, KvDoor},
     tree::{EngineManner, WorkerRole},
 };
-pub(crate) use blocks::{Blocks, Lent, Returns, Watch};
+pub(crate) use blocks::{Blocks, Lent, Returns, Room, RoomAsk, Watch};
 pub(crate) use forward::InFlightGuard;
 pub(crate) use leaving::{Arrivals, Leaving, LentLive};
 pub(crate) use port::{AnswerStart, CancelGuard, Command, Delivery, Port, Submission};

@@ -18,7 +18,6 @@ mod join;
 mod keys;
 mod kv;
 mod nodes;
-mod plan;
 mod requests;
 mod role;
 mod sse;
@@ -86,7 +85,6 @@ enum Verb {
     Config(config::ShowConfig),
     Keys(keys::Keys),
     Kv(kv::Kv),
-    Plan(plan::ShowPlan),
     #[command(hide = true)]
     Debug(debug::Debug),
 }
@@ -165,7 +163,6 @@ async fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Config(config) => config.run(),
         Verb::Keys(keys) => keys.run().await,
         Verb::Kv(kv) => kv.run().await,
-        Verb::Plan(plan) => plan.run().await,
         Verb::Debug(debug) => debug.run().await,
     }
 }

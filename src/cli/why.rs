@@ -1,7 +1,10 @@
 //! `starling why`: why a request went where it went, and what came of it.
 
 use clap::Args;
-use starling_actors::route::receipt::{Lower, Receipt};
+use starling_actors::{
+    generate::KvSource,
+    route::receipt::{Lower, Receipt},
+};
 use starling_ids::RequestId;
 
 use super::{
@@ -94,8 +97,7 @@ fn print_receipt(router: &str, receipt: &Receipt) {
         println!("{worker} was passed over, it keeps failing: breaker {breaker}");
     }
     if let Some((decode, source)) = &receipt.source {
-        let what = if source.compute { "computes the prompt" } else { "gives its first blocks" };
-        println!("{} {what} ({} blocks), {decode} answers", source.worker, source.blocks);
+        println!("{}, {decode} answers", source_line(source));
     }
     if let Some((to, here, there)) = &receipt.shifted {
         println!("it was asked to go on elsewhere: a step took {here:.0} ms here and would take {there:.0} ms at {to}");
@@ -125,6 +127,19 @@ fn term_names(receipt: &Receipt) -> Vec<&str> {
     names
 }
 
+/// Who computes the prompt, or gives blocks of it, and from which of its tiers.
+fn source_line(source: &KvSource) -> String {
+    let KvSource { worker, compute, blocks, host, disk, reading_ms, .. } = source;
+    if *compute {
+        return format!("{worker} computes the prompt ({blocks} blocks)");
+    }
+    let tiers = [(*host, "its host memory"), (*disk, "its disk")].into_iter().filter(|(blocks, _)| *blocks > 0);
+    let tiers: Vec<String> = tiers.map(|(blocks, tier)| format!("{blocks} from {tier}")).collect();
+    let read =
+        if tiers.is_empty() { String::new() } else { format!(", {}, read in {reading_ms} ms", tiers.join(" and ")) };
+    format!("{worker} gives its first blocks ({blocks} blocks{read})")
+}
+
 /// What a candidate has on its slower tiers, and what was assumed of them.
 fn lower_line(worker: &str, lower: &Lower) -> String {
     let Lower { host_blocks, disk_blocks, loaded, rates } = lower;
@@ -150,12 +165,35 @@ fn lower_line(worker: &str, lower: &Lower) -> String {
 #[cfg(test)]
 mod tests {
     use starling_actors::route::below::TierRates;
+    use starling_ids::{Incarnation, NodeId, WorkerId};
 
     use super::*;
 
     #[test]
+    fn the_tiers_that_a_peer_gives_from_are_said() {
+        let worker = WorkerId { node: NodeId::new("a").expect("name"), index: 0 };
+        let mut source = KvSource {
+            worker,
+            incarnation: Incarnation(1),
+            compute: false,
+            blocks: 93,
+            host: 0,
+            disk: 0,
+            reading_ms: 0,
+        };
+        assert_eq!(source_line(&source), "a/0 gives its first blocks (93 blocks)");
+        (source.host, source.disk, source.reading_ms) = (20, 40, 61);
+        assert_eq!(
+            source_line(&source),
+            "a/0 gives its first blocks (93 blocks, 20 from its host memory and 40 from its disk, read in 61 ms)"
+        );
+        source.compute = true;
+        assert_eq!(source_line(&source), "a/0 computes the prompt (93 blocks)");
+    }
+
+    #[test]
     fn what_was_assumed_of_slower_tiers_is_said() {
-        let rates = TierRates { host_ms: 0.1, disk_ms: 1.5, disk_wait_ms: 0.5 };
+        let rates = TierRates { host_ms: 0.1, disk_ms: 1.5, disk_wait_ms: 0.5, lends: true };
         let mut lower = Lower { host_blocks: 60, disk_blocks: 30, loaded: 90, rates };
         assert_eq!(
             lower_line("a/0", &lower),

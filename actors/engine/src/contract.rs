@@ -7,7 +7,7 @@ use starling_ids::{BlockHash, ModelId, TokenId};
 use starling_kv::{
     events::KvEvent,
     hash::HashSeed,
-    tier::{DiskError, TierInventory, TierOptions, TierStats},
+    tier::{DiskError, TierInventory, TierOptions, TierReader, TierStats},
 };
 use thiserror::Error;
 
@@ -355,6 +355,11 @@ pub trait Engine: Send {
     }
     /// The lower tiers in numbers; `None` when there is none.
     fn tier_stats(&self) -> Option<TierStats> {
+        None
+    }
+    /// Reads the lower tiers beside the engine, for workers that take blocks from there; `None` when there is none, or when the
+    /// bytes of its blocks are not those of [`Engine::memory`].
+    fn tier_reader(&self) -> Option<TierReader> {
         None
     }
     /// The end, in order: what is to outlive the engine is written to disk, within `limit`.

@@ -10,7 +10,7 @@ use starling_kv::{
     events::KvEvent,
     hash::HashSeed,
     pool::{Adopted, BlockSlot, BlockState},
-    tier::{DiskError, TierInventory, TierOptions, TierStats},
+    tier::{DiskError, TierInventory, TierOptions, TierReader, TierStats},
 };
 
 use crate::{
@@ -279,6 +279,10 @@ impl<B: Backend> Engine for CoreEngine<B> {
 
     fn tier_stats(&self) -> Option<TierStats> {
         self.lower.stats()
+    }
+
+    fn tier_reader(&self) -> Option<TierReader> {
+        self.lower.reader()
     }
 
     fn close(&mut self, limit: Duration) {

@@ -1,4 +1,4 @@
-//! What a worker has of a prompt on its slower tiers, and what it brings to the device from there.
+//! What a worker has of a prompt on its slower tiers, and what it brings to the device from there, or reads there for a peer.
 //!
 //! Found by [`super::desk`] in the index's answer, priced by the cost of [`super::policy`] with the rates that the worker
 //! reports. The worker decides by the same comparison when the request is there: what is computed sooner is not loaded.
@@ -15,6 +15,9 @@ pub struct TierRates {
     pub disk_ms: f64,
     /// Milliseconds until the first block of a new request would come from disk: its latency, and what is read before.
     pub disk_wait_ms: f64,
+    /// It reads them for other workers too.
+    #[serde(default)]
+    pub lends: bool,
 }
 
 /// Blocks that follow those on the device.
@@ -37,6 +40,19 @@ pub struct Load {
     pub ms: f64,
 }
 
+/// What a worker reads from its slower tiers to give it to another one.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Reads {
+    /// Blocks from the host's memory.
+    pub host: u32,
+    /// Blocks from disk.
+    pub disk: u32,
+    /// How long it is until the first of them is there, milliseconds.
+    pub wait_ms: f64,
+    /// How long they take from then on, milliseconds; those that are there move meanwhile.
+    pub ms: f64,
+}
+
 impl Below {
     /// Whether there is anything.
     #[must_use]
@@ -50,6 +66,25 @@ impl Below {
         let gone = hits.saturating_sub(self.device);
         let disk = self.disk.saturating_sub(gone.saturating_sub(self.host));
         Self { device: self.device.max(hits), host: self.host.saturating_sub(gone), disk }
+    }
+
+    /// Leading blocks up to which the device, the host's memory and the disk reach, each with those before it.
+    #[must_use]
+    pub fn depths(self) -> [u32; 3] {
+        let host = self.device.saturating_add(self.host);
+        [self.device, host, host.saturating_add(self.disk)]
+    }
+
+    /// What is read to give the blocks between these two numbers of leading blocks.
+    #[must_use]
+    pub fn reads(self, rates: TierRates, from: u32, to: u32) -> Reads {
+        let [device, host, disk] = self.depths();
+        let between = |first: u32, last: u32| last.min(to).saturating_sub(first.max(from));
+        let (host, disk) = (between(device, host), between(host, disk));
+        // A rate of what is not read counts for nothing, be it no number.
+        let of = |blocks: u32, ms: f64| if blocks > 0 { ms } else { 0.0 };
+        let ms = f64::from(host) * of(host, rates.host_ms) + f64::from(disk) * of(disk, rates.disk_ms);
+        Reads { host, disk, wait_ms: of(disk, rates.disk_wait_ms), ms }
     }
 
     /// The larger of two ranks' accounts, as far as they reach.
@@ -84,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    const RATES: TierRates = TierRates { host_ms: 0.1, disk_ms: 1.0, disk_wait_ms: 5.0 };
+    const RATES: TierRates = TierRates { host_ms: 0.1, disk_ms: 1.0, disk_wait_ms: 5.0, lends: true };
 
     #[test]
     fn what_is_computed_sooner_is_not_loaded() {
@@ -95,6 +130,17 @@ mod tests {
         assert_eq!(both.load(TierRates { disk_wait_ms: 60_000.0, ..RATES }, 2.0, 99).blocks, 10, "the disk hangs");
         assert_eq!(both.load(TierRates { host_ms: f64::NAN, ..RATES }, 2.0, 99).blocks, 20);
         assert_eq!(both.load(RATES, 2.0, 12), Load { blocks: 10, ms: 1.0 }, "two blocks are not worth a read");
+    }
+
+    #[test]
+    fn what_is_given_is_read_where_it_lies_and_what_the_other_has_is_not_read() {
+        let both = Below { device: 4, host: 10, disk: 20 };
+        assert_eq!(both.depths(), [4, 14, 34]);
+        assert_eq!(both.reads(RATES, 0, 4), Reads::default());
+        assert_eq!(both.reads(RATES, 0, 14), Reads { host: 10, disk: 0, wait_ms: 0.0, ms: 1.0 });
+        assert_eq!(both.reads(RATES, 9, 34), Reads { host: 5, disk: 20, wait_ms: 5.0, ms: 0.5 + 20.0 });
+        assert_eq!(both.reads(RATES, 20, 30), Reads { host: 0, disk: 10, wait_ms: 5.0, ms: 10.0 });
+        assert_eq!(both.reads(RATES, 30, 9), Reads::default());
     }
 
     #[test]
@@ -116,7 +162,7 @@ mod tests {
             (host_ms, disk_ms, wait, block_ms) in (0.0f64..5.0, 0.0f64..20.0, 0.0f64..2_000.0, 0.0f64..10.0),
             most in 0u32..500,
         ) {
-            let rates = TierRates { host_ms, disk_ms, disk_wait_ms: wait };
+            let rates = TierRates { host_ms, disk_ms, disk_wait_ms: wait, lends: true };
             let saved = |below: Below, rates, most| {
                 let load = below.load(rates, block_ms, most);
                 assert!(load.blocks <= most && load.blocks <= below.host + below.disk);
@@ -128,10 +174,18 @@ mod tests {
             let (on_disk, in_memory) = (Below { disk: disk + more, ..below }, Below { host: host + more, ..below });
             prop_assert!(saved(on_disk, rates, most) >= now - 1e-9);
             prop_assert!(saved(in_memory, rates, u32::MAX) >= saved(below, rates, u32::MAX) - 1e-9);
-            let faster = TierRates { host_ms: host_ms / 2.0, disk_ms: disk_ms / 2.0, disk_wait_ms: wait / 2.0 };
+            let faster =
+                TierRates { host_ms: host_ms / 2.0, disk_ms: disk_ms / 2.0, disk_wait_ms: wait / 2.0, lends: true };
             prop_assert!(saved(below, faster, most) >= now - 1e-9);
             let later = below.after(device + more);
             prop_assert!(later.device + later.host + later.disk == (device + host + disk).max(device + more));
+            // Read in two parts it is the same blocks, and the same again once a part of it is on the device.
+            let (end, cut) = (below.depths()[2], (device + more).min(below.depths()[2]));
+            let (whole, parts) = (below.reads(rates, 0, end), [below.reads(rates, 0, cut), below.reads(rates, cut, end)]);
+            prop_assert_eq!(whole.host + whole.disk, host + disk);
+            prop_assert_eq!(parts[0].host + parts[1].host, host);
+            prop_assert_eq!(parts[0].disk + parts[1].disk, disk);
+            prop_assert_eq!(later.reads(rates, cut, end), parts[1]);
         }
     }
 }

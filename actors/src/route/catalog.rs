@@ -233,7 +233,10 @@ fn disagreement(first: &ModelCard, other: &ModelCard) -> Option<String> {
     let name = &first.id;
     if first.block_tokens != other.block_tokens {
         let (a, b) = (first.block_tokens, other.block_tokens);
-        return Some(format!("blocks of {b} tokens, while `{name}` is served with blocks of {a}"));
+        return Some(format!(
+            "blocks of {b} tokens, while `{name}` is served with blocks of {a}: their hashes differ, so it gets no requests and no \
+             blocks; start its engine with blocks of {a} tokens, or serve it under another name"
+        ));
     }
     if first.bundle_digest != other.bundle_digest {
         return Some(format!("another tokenizer than `{name}` is served with"));

@@ -9,8 +9,9 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+use self::pull::{Holders, pull, pull_elsewhere};
 use super::{
-    below::Load,
+    below::Reads,
     fleet::{Slot, Standing},
     policy::{Cost, Question},
     wishes::Wishes,
@@ -96,12 +97,6 @@ pub const SHORT_TOKENS: u32 = 256;
 const OVERHEAD_MS: f64 = 5.0;
 /// A worker with a role of its own is kept to it while that costs at most this many times as much.
 const ROLE_SLACK: f64 = 1.5;
-/// Moving blocks must beat computing them by this factor.
-const PULL_GAIN: f64 = 1.5;
-
-/// Workers that are looked at instead of the chosen one.
-const LOOKED_AT: usize = 4;
-
 /// Where the first blocks of a request come from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Source {
@@ -113,6 +108,8 @@ pub struct Source {
     pub blocks: u32,
     /// What the whole way is expected to cost, milliseconds.
     pub ms: f64,
+    /// Of blocks that it gives, what it reads from its slower tiers.
+    pub reads: Reads,
 }
 
 /// The joint choice: who answers, and where its first blocks come from. `by_ms` says that the policy that chose goes by
@@ -180,110 +177,11 @@ fn split(question: &Question<'_>, eligible: &[Slot], chosen: Slot) -> Option<(Sl
     let (ms, decode, slot) = best?;
     let slack = if role(decode) == Role::Decode || role(slot) == Role::Prefill { ROLE_SLACK } else { 1.0 };
     let worth = ms <= whole(chosen) * slack + OVERHEAD_MS;
-    worth.then_some((decode, Source { slot, compute: true, blocks, ms }))
+    worth.then_some((decode, Source { slot, compute: true, blocks, ms, reads: Reads::default() }))
 }
 
 fn role_rank(role: Role) -> u8 {
     u8::from(role != Role::Prefill)
-}
-
-/// Who has the most of a prompt, and who has the most beside that one; of equals the least busy.
-struct Holders([Option<Slot>; 2]);
-
-impl Holders {
-    /// `None` when nobody has as much as is worth moving, or nobody's blocks can be reached.
-    fn of(question: &Question<'_>) -> Option<Self> {
-        if !question.fleet.has_reachable() {
-            return None;
-        }
-        let most = question.hits.iter().copied().max()?;
-        if most * question.ask.block_tokens < SHORT_TOKENS {
-            return None;
-        }
-        let rank = |slot: Slot| (question.hits[slot], std::cmp::Reverse(question.fleet.in_flight(slot)));
-        let mut best: [Option<Slot>; 2] = [None, None];
-        for slot in (0..question.fleet.width()).filter(|slot| question.hits[*slot] > 0) {
-            if best[1].is_some_and(|second| rank(slot) <= rank(second)) || !usable(question, slot) {
-                continue;
-            }
-            best[1] = Some(slot);
-            if best[0].is_none_or(|first| rank(slot) > rank(first)) {
-                best.swap(0, 1);
-            }
-        }
-        Some(Self(best))
-    }
-
-    /// Of whom one worker would have blocks, and how many are of use.
-    fn beside(&self, question: &Question<'_>, slot: Slot) -> Option<(Slot, u32)> {
-        let holder = self.0.into_iter().flatten().find(|holder| *holder != slot)?;
-        // The last token is computed in any case.
-        let most = question.ask.prompt_tokens.saturating_sub(1) / question.ask.block_tokens.max(1);
-        Some((holder, question.hits[holder].min(most)))
-    }
-}
-
-/// A worker that has more of the prompt than the chosen one, when its blocks come sooner than they are computed.
-fn pull(question: &Question<'_>, holders: &Holders, chosen: Slot) -> Option<Source> {
-    let fleet = question.fleet;
-    let (slot, blocks) = holders.beside(question, chosen)?;
-    let gained = blocks.checked_sub(question.hits[chosen])?;
-    let tokens = gained * question.ask.block_tokens;
-    if tokens < SHORT_TOKENS {
-        return None;
-    }
-    let rates = fleet.rates[chosen];
-    // Its own slower tiers may have the same.
-    let below = question.below.get(chosen).copied().unwrap_or_default().after(question.hits[chosen]);
-    let own = fleet.heard[chosen].tiers.map_or(Load::default(), |tiers| {
-        below.load(tiers, f64::from(question.ask.block_tokens) * rates.prefill_ms_per_token, gained)
-    });
-    let computed = f64::from(tokens - own.blocks * question.ask.block_tokens);
-    let steps = (computed / f64::from(fleet.places[chosen].step_tokens.max(1))).ceil();
-    let computing = computed * rates.prefill_ms_per_token + steps * rates.step_ms + own.ms;
-    let ms = fleet.heard[chosen].link.transfer_ms(gained)? + OVERHEAD_MS;
-    (ms * PULL_GAIN < computing).then_some(Source { slot, compute: false, blocks, ms })
-}
-
-/// Another worker than the chosen one, which is behind: with a peer's cached blocks, often those of the chosen one itself,
-/// it answers sooner. It must be sooner by [`PULL_GAIN`], for what is compared are predictions.
-fn pull_elsewhere(
-    question: &Question<'_>,
-    holders: &Holders,
-    eligible: &[Slot],
-    chosen: Slot,
-) -> Option<(Slot, Source)> {
-    let (cost, fleet) = (Cost::default(), question.fleet);
-    let stay = cost.judge(question, chosen).total();
-    // The chosen one is about as soon as any pull could be.
-    if stay <= (OVERHEAD_MS + fleet.rates[chosen].step_ms) * PULL_GAIN {
-        return None;
-    }
-    // The least busy ones are as good as any.
-    let mut others: Vec<Slot> = Vec::with_capacity(LOOKED_AT + 1);
-    let busy = |slot: Slot| (fleet.in_flight(slot), fleet.queued_tokens(slot));
-    for slot in eligible.iter().copied().filter(|slot| *slot != chosen) {
-        if others.len() == LOOKED_AT && others.last().is_some_and(|last| busy(slot) >= busy(*last)) {
-            continue;
-        }
-        let at = others.partition_point(|other| busy(*other) <= busy(slot));
-        others.insert(at, slot);
-        others.truncate(LOOKED_AT);
-    }
-    let chance = |slot: Slot| {
-        let (from, blocks) = holders.beside(question, slot)?;
-        let gained = blocks.saturating_sub(question.hits[slot]);
-        if gained * question.ask.block_tokens < SHORT_TOKENS || !usable(question, slot) {
-            return None;
-        }
-        let moving = fleet.heard[slot].link.transfer_ms(gained)? + OVERHEAD_MS;
-        let mut hits = question.hits.to_vec();
-        hits[slot] = blocks;
-        let ms = moving + cost.judge(&Question { hits: &hits, ..*question }, slot).total();
-        Some((slot, Source { slot: from, compute: false, blocks, ms }))
-    };
-    let best = others.into_iter().filter_map(chance).min_by(|a, b| a.1.ms.total_cmp(&b.1.ms))?;
-    (best.1.ms * PULL_GAIN < stay).then_some(best)
 }
 
 /// Whether a worker can give blocks to this request at all.
@@ -305,5 +203,6 @@ fn borne(question: &Question<'_>, slot: Slot) -> bool {
     question.fleet.labels(slot).is_none_or(|labels| wishes.tolerates(labels))
 }
 
+mod pull;
 #[cfg(test)]
 mod tests;

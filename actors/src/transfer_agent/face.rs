@@ -15,11 +15,12 @@ use starling_engine::backend::KvMemory;
 use starling_ids::{AttemptId, Metric};
 use starling_kv::{
     layout::KvLayout,
+    tier::TierReader,
     transport::{GrantToken, RegionId, Session},
 };
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
-use super::{AgentShared, flight};
+use super::{AgentShared, flight, raise};
 use crate::{
     route::split::KvLink,
     transfer::{
@@ -68,6 +69,8 @@ pub(crate) struct Place {
     /// What their numbers depend on; 0 when that cannot be said.
     pub(crate) numbers: u64,
     pub(crate) memory: KvMemory,
+    /// Reads what its engine keeps below the device, when there is a tier.
+    pub(crate) lower: Option<TierReader>,
 }
 
 /// What a transfer needs to know of its ticket.
@@ -99,6 +102,9 @@ pub(crate) struct KvFace {
     pub(crate) shape: Option<KvLayout>,
     pub(crate) numbers: u64,
     pub(crate) memory: KvMemory,
+    pub(crate) lower: Option<TierReader>,
+    /// Chains that may be read from below for others.
+    pub(super) raises: Semaphore,
     pub(crate) returns: Arc<Returns>,
     pub(crate) agent: Arc<AgentShared>,
     /// Running requests that come from other workers.
@@ -123,7 +129,7 @@ impl KvFace {
         agent: &Arc<AgentShared>,
         tasks: &Tasks,
     ) -> Self {
-        let Place { layout, shape, numbers, memory } = place;
+        let Place { layout, shape, numbers, memory, lower } = place;
         let limits = Limits::default();
         let holder = Holder::new(party.clone(), (layout, memory.block_bytes), limits).shaped(shape, numbers);
         Self {
@@ -134,6 +140,8 @@ impl KvFace {
             shape,
             numbers,
             memory,
+            lower,
+            raises: raise::permits(),
             returns: returns.clone(),
             agent: agent.clone(),
             arrivals: Arc::default(),

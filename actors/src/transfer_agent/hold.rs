@@ -14,24 +14,21 @@ use starling_cluster::stream::{Context, Fault, FaultKind, Incoming, StreamHandle
 use starling_engine::{StopParams, SubmitError, backend::KvMemory};
 use starling_ids::{Metric, TokenId};
 use starling_kv::{
-    hash::block_hashes,
+    hash::HashSeed,
     pool::BlockSlot,
     transport::{Direction, Grant, GrantToken, RegionId, page_sum},
 };
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::{MissedTickBehavior, interval},
-};
+use tokio::sync::{mpsc, oneshot};
 
 use super::{
     AgentFace,
     face::KvFace,
-    live,
+    give, live,
     wire::{KvAsk, KvOpened, Say, Told},
 };
 use crate::{
     transfer::{End, Granted, HolderTicket, Limits, holder::Refusal, holder::Word},
-    worker::{AnswerStart, CancelGuard, Command, Delivery, InFlightGuard, Lent, Port, Submission, Watch, WorkerShared},
+    worker::{AnswerStart, CancelGuard, Command, Delivery, InFlightGuard, Port, Submission, WorkerShared},
 };
 
 /// An engine that has not come round for this long is not vouched for.
@@ -71,12 +68,12 @@ pub(super) struct Held {
     agent: Arc<AgentFace>,
     region: RegionId,
     pub(super) ask: KvAsk,
-    tokens: Arc<[TokenId]>,
+    pub(super) tokens: Arc<[TokenId]>,
     pub(super) ticket: TicketGuard,
     /// Counts as a request that this worker works for.
     in_flight: Option<InFlightGuard>,
-    seed: starling_kv::hash::HashSeed,
-    block_tokens: usize,
+    pub(super) seed: HashSeed,
+    pub(super) block_tokens: usize,
 }
 
 /// Ends a ticket when dropped.
@@ -215,7 +212,7 @@ async fn hold(held: Held, ended: oneshot::Receiver<End>, (tx, mut rx): (StreamTx
         end = ended => end.unwrap_or(End::PeerGone),
         end = async {
             match held.ask.live {
-                None if !(held.ask.compute && held.ask.whole) => serve(&held, &tx, &mut rx).await,
+                None if !(held.ask.compute && held.ask.whole) => give::serve(&held, &tx, &mut rx).await,
                 live => live::serve(&held, live, &tx, &mut rx).await,
             }
         } => end,
@@ -229,69 +226,6 @@ async fn hold(held: Held, ended: oneshot::Receiver<End>, (tx, mut rx): (StreamTx
         other => tx.fail(Fault::new(FaultKind::Unavailable, format!("the ticket ended: {}", other.label()))),
     }
     drop(rx);
-}
-
-async fn serve(held: &Held, tx: &StreamTx, rx: &mut StreamRx) -> End {
-    let mut grants = GrantGuard::new(held);
-    let mut hashes = block_hashes(held.seed, &held.tokens, held.block_tokens);
-    hashes.truncate(held.ask.blocks as usize);
-    let mut work = match held.ask.compute.then(|| Work::begin(held)).transpose() {
-        Ok(work) => work,
-        Err(_) => return End::Broken,
-    };
-    let (sender, mut lent) = mpsc::channel(hashes.len() + 2);
-    let key = work.as_ref().map(|work| work.cancel.key);
-    let watch = Watch { hashes, tokens: held.tokens.clone(), work: key, lent: sender, count: 0 };
-    if held.port.commands.try_send(Command::Lend(Box::new(watch))).is_err() {
-        return End::Broken;
-    }
-    let mut alive = interval(Limits::default().lease / 4);
-    alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut count, mut sealed) = (0, false);
-    loop {
-        let told = tokio::select! {
-            biased;
-            said = rx.recv() => match said {
-                Some(Ok(bytes)) => match hear(held, &bytes, &grants) {
-                    Err(end) => return end,
-                    Ok(_) => continue,
-                },
-                _ => return End::PeerGone,
-            },
-            told = Work::next(&mut work) => match told {
-                Ok(told) => vec![told],
-                Err(end) => return end,
-            },
-            next = lent.recv(), if !sealed => {
-                let Some(Lent { pins, sealed: last }) = next else { return End::Broken };
-                sealed = last;
-                let mut told = Vec::new();
-                if !pins.slots().is_empty() {
-                    let slots = pins.slots().to_vec();
-                    held.kv.pinned(held.ticket.1, pins);
-                    match grant(held, count, slots.clone(), &mut grants).await {
-                        Some(blocks) => told.push(blocks),
-                        None => return End::Broken,
-                    }
-                    count += slots.len();
-                }
-                told.extend(last.then_some(Told::Sealed));
-                told
-            },
-            _ = alive.tick() => {
-                if held.port.pulse.age() >= STUCK {
-                    continue;
-                }
-                vec![Told::Alive]
-            },
-        };
-        for told in told {
-            let Ok(bytes) = rmp_serde::to_vec(&told) else { return End::Broken };
-            if tx.send(bytes.into()).await.is_err() {
-                return End::PeerGone;
-            }
-        }
-    }
 }
 
 /// Takes a word of the taker. Without an end the ticket goes on; an unreadable word or one of another attempt is a renewal
@@ -319,9 +253,15 @@ pub(super) fn hear(held: &Held, bytes: &[u8], grants: &GrantGuard) -> Result<Wor
 /// Lets the taker read pinned blocks.
 pub(super) async fn grant(held: &Held, first: usize, slots: Vec<BlockSlot>, grants: &mut GrantGuard) -> Option<Told> {
     let memory = held.kv.memory.clone();
-    let bytes = memory.block_bytes;
-    let ranges = slots.iter().map(|slot| u64::from(slot.0) * bytes..(u64::from(slot.0) + 1) * bytes).collect();
     let granted = tokio::task::spawn_blocking(move || sums(&memory, first, &slots)).await.ok()??;
+    issue(held, granted, grants)
+}
+
+/// The same with blocks whose sums are known.
+pub(super) fn issue(held: &Held, granted: Vec<Granted>, grants: &mut GrantGuard) -> Option<Told> {
+    let bytes = held.kv.memory.block_bytes;
+    let place = |block: &Granted| u64::from(block.slot.0) * bytes..(u64::from(block.slot.0) + 1) * bytes;
+    let ranges = granted.iter().map(place).collect();
     let token = GrantToken(rand::random());
     let expires = Instant::now() + Limits::default().lease;
     let grant = Grant { token, direction: Direction::Pull, region: held.region, ranges, expires };

@@ -176,7 +176,12 @@ async fn open(pull: &Pull<'_>, ticket: TakerTicket, holder: &Party, attempt: Att
     let opened: KvOpened = rmp_serde::from_slice(&stream.reply).map_err(|_| End::Broken)?;
     let region = opened.memory.region;
     let order = other_order(kv, &opened)?;
-    let session = kv.agent.session(opened.memory).await.map_err(|error| {
+    let session = tokio::select! {
+        biased;
+        session = kv.agent.session(opened.memory) => session,
+        () = pull.late() => return Err(End::Late),
+    };
+    let session = session.map_err(|error| {
         tracing::warn!(holder = %holder.worker, %error, "no way to its memory; computing here");
         End::Broken
     })?;

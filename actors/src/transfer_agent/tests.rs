@@ -12,6 +12,7 @@ use crate::{
 use std::sync::Arc;
 
 mod moving;
+mod raised;
 mod relaid;
 mod worth;
 

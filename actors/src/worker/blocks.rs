@@ -56,6 +56,12 @@ impl Blocks {
         &self.slots
     }
 
+    /// The first so many of them, as a guard of their own.
+    pub(crate) fn split_front(&mut self, count: usize) -> Self {
+        let rest = self.slots.split_off(count.min(self.slots.len()));
+        Self::new(std::mem::replace(&mut self.slots, rest), &self.returns)
+    }
+
     /// Hands them to somebody who gives them back otherwise.
     pub(crate) fn take(mut self) -> Vec<BlockSlot> {
         std::mem::take(&mut self.slots)

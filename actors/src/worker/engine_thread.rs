@@ -165,13 +165,14 @@ impl<'a> EngineLoop<'a> {
         if let Some(memory) = engine.memory() {
             let party = Party { worker: args.worker.clone(), incarnation: args.incarnation };
             let (layout, shape, numbers) = (capabilities.layout_digest, args.model.layout(), args.model.numbers());
-            let place = Place { layout, shape, numbers, memory };
+            let place = Place { layout, shape, numbers, memory, lower: engine.tier_reader() };
             let face = KvFace::new(party, place, &args.returns, &args.agent, &args.tasks);
             args.kv.get_or_init(|| Arc::new(face));
         }
         (args.tell)(EngineNews::Ready(Box::new(capabilities)));
         let publisher = Publisher::new(args.worker.clone(), args.incarnation, args.epoch, args.silent);
-        let meter = Meter::new(&args.worker);
+        let lends = args.kv.get().is_some_and(|kv| kv.lower.is_some());
+        let meter = Meter::new(&args.worker, lends);
         let (lending, departures) = (Lending::new(args.returns.clone()), Departures::new(args.returns.clone()));
         let paused = HashMap::new();
         Self { args, engine, ledger: Ledger::new(), publisher, meter, lending, departures, paused, admitted: 0 }

@@ -20,13 +20,15 @@ pub(crate) struct Meter {
     rates: RateBook,
     last: EngineLoad,
     tiers: TierStats,
+    /// Blocks of its lower tiers are read for other workers.
+    lends: bool,
 }
 
 impl Meter {
-    pub(crate) fn new(worker: &WorkerId) -> Self {
+    pub(crate) fn new(worker: &WorkerId, lends: bool) -> Self {
         let gauges = LoadGauges { worker: worker.index.to_string() };
         gauges.set(&EngineLoad::default());
-        Self { gauges, rates: RateBook::default(), last: EngineLoad::default(), tiers: TierStats::default() }
+        Self { gauges, rates: RateBook::default(), last: EngineLoad::default(), tiers: TierStats::default(), lends }
     }
 
     /// Enters the numbers of the lower tiers, which routers are told with the next report.
@@ -96,7 +98,7 @@ impl Meter {
         }
         self.last = load;
         report.send_if_modified(|told| {
-            let (rates, tiers) = (self.rates.rates(), tier_rates(&self.tiers));
+            let (rates, tiers) = (self.rates.rates(), tier_rates(&self.tiers, self.lends));
             let now = LoadReport { load, admitted, rates, turn_age_ms: 0, tiers, ..told.clone() };
             let much = now.differs_much(told);
             // Small changes are kept too, for the next heartbeat, but wake nobody.
@@ -109,10 +111,10 @@ impl Meter {
 }
 
 /// What routers are told of the lower tiers; `None` when there are none.
-fn tier_rates(stats: &TierStats) -> Option<TierRates> {
+fn tier_rates(stats: &TierStats, lends: bool) -> Option<TierRates> {
     let any = stats.host.blocks_max + stats.disk.blocks_max > 0;
     let (host_ms, disk_ms) = (stats.host.block_ms, stats.disk.block_ms);
-    any.then_some(TierRates { host_ms, disk_ms, disk_wait_ms: stats.disk_wait_ms })
+    any.then_some(TierRates { host_ms, disk_ms, disk_wait_ms: stats.disk_wait_ms, lends })
 }
 
 /// The gauges of one engine, zero before and after it.

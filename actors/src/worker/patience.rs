@@ -23,6 +23,8 @@ pub(crate) struct Known {
     pub(crate) block_tokens: u32,
     /// Tokens computed in one step.
     pub(crate) step_tokens: u32,
+    /// What the peer is expected to take for reading them from its own slower tiers, milliseconds; they move meanwhile.
+    pub(crate) reading_ms: u32,
 }
 
 impl Known {
@@ -34,7 +36,7 @@ impl Known {
         let steps = (tokens / f64::from(self.step_tokens.max(1))).ceil();
         let computing = tokens * rates.prefill_ms_per_token + steps * rates.step_ms;
         // Rates that are no numbers say nothing.
-        if moving + TICKET_MS >= computing {
+        if moving.max(f64::from(self.reading_ms)) + TICKET_MS >= computing {
             return None;
         }
         // Twice as long as computing: what has come by then is kept, and whatever a moment's load cost is not paid twice.
@@ -51,7 +53,7 @@ mod tests {
     fn known(bytes_per_ms: f64, prefill_ms_per_token: f64) -> Known {
         let rates = Rates { prefill_ms_per_token, decode_ms_per_sequence: 1.0, step_ms: 2.0 };
         let link = KvLink { block_bytes: 1_000, bytes_per_ms };
-        Known { link, rates: Some(rates), block_tokens: 16, step_tokens: 256 }
+        Known { link, rates: Some(rates), block_tokens: 16, step_tokens: 256, reading_ms: 0 }
     }
 
     #[test]
@@ -63,6 +65,13 @@ mod tests {
         assert_eq!(known(1_000.0, 1.0).patience(64), Some(Duration::from_millis(2_064)));
         assert_eq!(known(1_000.0, 9.0).patience(64), Some(WAIT.1));
         assert_eq!(known(1.0, 1.0).patience(64), None, "a link of 1 kB/s");
+    }
+
+    #[test]
+    fn a_peer_that_reads_them_slower_than_they_are_computed_is_not_waited_for() {
+        // 110 ms to compute, 64 ms to move.
+        let reading = |reading_ms| Known { reading_ms, ..known(1_000.0, 0.1) }.patience(64);
+        assert_eq!((reading(60), reading(100), reading(106)), (Some(WAIT.0), Some(WAIT.0), None));
     }
 
     #[test]

@@ -131,6 +131,7 @@ fn known(sourced: &Sourced) -> Known {
         rates: port.load.borrow().rates,
         block_tokens: shared.model.card().block_tokens,
         step_tokens: port.limits.get().map_or(1, |limits| limits.batch_tokens_max),
+        reading_ms: sourced.source.reading_ms,
     }
 }
 

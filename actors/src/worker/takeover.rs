@@ -130,7 +130,8 @@ async fn prefix(arriving: &Arriving) -> Option<()> {
 
 fn source_of(moves: &Moves, blocks: usize) -> KvSource {
     let (worker, incarnation) = (moves.worker.clone(), moves.incarnation);
-    KvSource { worker, incarnation, compute: false, blocks: u32::try_from(blocks).unwrap_or(u32::MAX) }
+    let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+    KvSource { worker, incarnation, compute: false, blocks, host: 0, disk: 0, reading_ms: 0 }
 }
 
 /// Brings one answer. `None` when it ended where it was.

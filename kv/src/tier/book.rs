@@ -138,15 +138,27 @@ impl Book {
         worth
     }
 
+    /// Leading blocks of a chain that can be read for another worker, which has decided that it wants them. What lies behind a disk
+    /// that does not answer is left out.
+    pub(super) fn lendable(&mut self, chain: &[BlockHash], now: Duration) -> usize {
+        let lies: Vec<Tier> = chain.iter().map_while(|hash| self.place_of(*hash)).collect();
+        if self.stuck(now) <= STALLED {
+            return lies.len();
+        }
+        let host = lies.iter().take_while(|tier| **tier == Tier::Host).count();
+        self.stats.stalled += (lies.len() - host) as u64;
+        host
+    }
+
     /// How long the oldest read under way has taken so far.
     fn stuck(&self, now: Duration) -> Duration {
         self.under_way.values().min().map_or(Duration::ZERO, |oldest| now.saturating_sub(*oldest))
     }
 
-    /// Begins to fetch. What is in memory is there at once; the rest comes from [`Book::next_read`].
-    pub(super) fn fetch(&mut self, ticket: Ticket, chain: &[BlockHash]) -> Vec<Arrival> {
+    /// Begins to fetch blocks, numbered from `first` on. What is in memory is there at once; the rest comes from [`Book::next_read`].
+    pub(super) fn fetch(&mut self, ticket: Ticket, first: usize, chain: &[BlockHash]) -> Vec<Arrival> {
         let mut here = Vec::new();
-        for (index, hash) in chain.iter().copied().enumerate() {
+        for (index, hash) in (first..).zip(chain.iter().copied()) {
             let held = self.host.get(hash).and_then(|stored| self.memory.get(stored.place as usize)?.clone());
             let (tier, block) = match held.or_else(|| self.departing.get(&hash).cloned()) {
                 Some(block) => (Tier::Host, Some(block)),

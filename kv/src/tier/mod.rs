@@ -13,6 +13,7 @@ mod book;
 mod disk;
 mod forecast;
 mod page;
+mod reader;
 mod record;
 mod shelf;
 mod sketch;
@@ -29,6 +30,7 @@ pub use book::LEAVING_BYTES;
 pub use disk::{BlockFile, DiskError};
 pub use forecast::Worth;
 pub use page::{PAGE, PageBuffer};
+pub use reader::{Reading, TierReader};
 pub use store::Tiers;
 
 use crate::{hash::HashSeed, index::Tier};
@@ -116,7 +118,7 @@ pub struct TierLoad {
     pub blocks_max: u64,
     /// Blocks written to it.
     pub stored: u64,
-    /// Blocks that went back to the device.
+    /// Blocks that went back to the device, or to another worker.
     pub fetched: u64,
     /// Blocks that made room for others.
     pub evicted: u64,

@@ -7,6 +7,7 @@
 //! If a thread dies: its block never arrives, the request's deadline passes and it computes.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, Sender, channel},
@@ -23,6 +24,7 @@ use super::{
     disk::Disk,
     forecast::Worth,
     page::PageBuffer,
+    reader::TierReader,
     record::{Line, read_block, write_block},
     shelf::Shelf,
 };
@@ -34,21 +36,27 @@ const READERS: usize = 4;
 /// How long a dropped store waits for its threads, which hold its folder.
 const DROP_WAIT: Duration = Duration::from_millis(500);
 
+/// Tickets of readers beside the engine have this bit, those of the engine have not.
+pub(super) const GUESTS: u64 = 1 << 63;
+
 #[derive(Debug)]
-struct State {
-    book: Book,
+pub(super) struct State {
+    pub(super) book: Book,
     /// The threads are to end.
-    stop: bool,
+    pub(super) stop: bool,
     threads: usize,
+    /// Where blocks go that others than the engine asked for.
+    pub(super) guests: HashMap<Ticket, Sender<Arrival>>,
+    pub(super) guest_numbers: u64,
 }
 
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     shape: TierShape,
-    began: Instant,
+    pub(super) began: Instant,
     state: Mutex<State>,
     /// There is something to read, or the end.
-    to_read: Condvar,
+    pub(super) to_read: Condvar,
     /// There is something to write, or the end.
     to_write: Condvar,
     /// Something was written, or a thread has ended.
@@ -81,10 +89,12 @@ impl Tiers {
             disk = Some(opened);
         }
         let has_disk = disk.is_some();
+        let book = Book::new(shape, options.host_bytes, shelf);
+        let state = State { book, stop: false, threads: 0, guests: HashMap::new(), guest_numbers: 0 };
         let shared = Arc::new(Shared {
             shape,
             began: Instant::now(),
-            state: Mutex::new(State { book: Book::new(shape, options.host_bytes, shelf), stop: false, threads: 0 }),
+            state: Mutex::new(state),
             to_read: Condvar::new(),
             to_write: Condvar::new(),
             progress: Condvar::new(),
@@ -143,12 +153,18 @@ impl Tiers {
 
     /// Begins to fetch blocks; each arrives once through [`Tiers::arrived`], or never when its disk hangs.
     pub fn fetch(&self, ticket: Ticket, chain: &[BlockHash]) {
-        let here = self.shared.lock().book.fetch(ticket, chain);
+        let here = self.shared.lock().book.fetch(ticket, 0, chain);
         for arrival in here {
             // The receiver is a field of this very struct.
             self.here.send(arrival).ok();
         }
         self.shared.to_read.notify_all();
+    }
+
+    /// For those who read blocks beside the engine.
+    #[must_use]
+    pub fn reader(&self) -> TierReader {
+        TierReader::new(Arc::clone(&self.shared))
     }
 
     /// Stops waiting for a ticket, in time or, with `late`, because its time is over. Blocks from the tiers `taken` are on the
@@ -258,7 +274,11 @@ impl Tiers {
 
 impl Drop for Tiers {
     fn drop(&mut self) {
-        self.shared.lock().stop = true;
+        let mut state = self.shared.lock();
+        state.stop = true;
+        // Whoever still reads hears that nothing more comes.
+        state.guests.clear();
+        drop(state);
         self.shared.to_read.notify_all();
         self.shared.to_write.notify_all();
         let until = self.now() + DROP_WAIT;
@@ -282,7 +302,7 @@ impl Drop for ThreadGuard {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -328,9 +348,15 @@ fn read_loop(shared: &Shared, arrivals: &Sender<Arrival>) {
                 Err(ReadFault::Unreadable)
             }
         };
-        let (arrival, line) = shared.lock().book.read_done(&job, shared.began.elapsed(), read);
-        // An engine that has ended waits for nothing.
-        arrivals.send(arrival).ok();
+        let mut state = shared.lock();
+        let (arrival, line) = state.book.read_done(&job, shared.began.elapsed(), read);
+        let guest = (arrival.ticket.0 & GUESTS != 0).then(|| state.guests.get(&arrival.ticket).cloned());
+        drop(state);
+        // Whoever has ended waits for nothing.
+        match guest {
+            None => arrivals.send(arrival).ok(),
+            Some(guest) => guest.and_then(|guest| guest.send(arrival).ok()),
+        };
         shared.log(&line.into_iter().collect::<Vec<_>>());
     }
 }

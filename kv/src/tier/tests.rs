@@ -11,6 +11,8 @@ use std::{
 use super::*;
 use crate::{events::KvEvent, hash::block_hash};
 
+mod reader;
+
 const BLOCK: usize = 4;
 const BYTES: usize = 5_000;
 const SHAPE: TierShape = TierShape { block_bytes: BYTES, block_tokens: BLOCK, layout_digest: 7, seed: HashSeed(1) };

@@ -60,7 +60,7 @@ impl Stop {
 
     /// Bounds of a wait that ends with the host, at the latest after `within`.
     pub(crate) fn bounds(&self, within: Option<Duration>) -> Serving<'_> {
-        Serving { stop: self, until: within.map(|within| Instant::now() + within) }
+        Serving { stop: self, until: within.map(|within| Instant::now() + within), soon: false }
     }
 }
 
@@ -69,6 +69,14 @@ impl Stop {
 pub(crate) struct Serving<'a> {
     stop: &'a Stop,
     until: Option<Instant>,
+    soon: bool,
+}
+
+impl Serving<'_> {
+    /// The same, where what is waited for is likely to come in a moment.
+    pub(crate) fn soon(self) -> Self {
+        Self { soon: true, ..self }
+    }
 }
 
 impl Bounds for Serving<'_> {
@@ -85,6 +93,10 @@ impl Bounds for Serving<'_> {
             return Err(TransferError::Cancelled);
         }
         if self.until.is_some_and(|until| Instant::now() >= until) { Err(TransferError::Timeout) } else { Ok(()) }
+    }
+
+    fn soon(&self) -> bool {
+        self.soon
     }
 }
 

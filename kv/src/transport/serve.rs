@@ -179,10 +179,13 @@ impl Connection {
 
     fn receive(&self, patience: Option<Duration>) -> Result<Request, TransferError> {
         let mut header = [0; HEADER];
-        receive(self.fd.as_fd(), &mut header, &self.host.stop.bounds(patience))?;
+        // Whoever was served often asks again at once.
+        let bounds = self.host.stop.bounds(patience);
+        let bounds = if patience.is_none() { bounds.soon() } else { bounds };
+        receive(self.fd.as_fd(), &mut header, &bounds)?;
         let header = Header::decode(&header)?;
         let mut body = vec![0; header.body()];
-        receive(self.fd.as_fd(), &mut body, &self.host.stop.bounds(Some(REST)))?;
+        receive(self.fd.as_fd(), &mut body, &self.host.stop.bounds(Some(REST)).soon())?;
         Ok(header.with_body(&body)?)
     }
 

@@ -1,6 +1,6 @@
 //! Shell: the connection to one peer over one transport, with the thread that moves its bytes.
 //!
-//! Called by the transfer agent; calls a transport's wire. One thread a session, asleep while there is nothing to do: a
+//! Called by the transfer agent; calls a transport's wire. One thread a session, asleep soon after there is nothing to do: a
 //! copy of megabytes must not hold a runtime's worker, and a blocking thread needs no runtime at all, so the data plane
 //! works the same under any. Batches of one session run in the order of their posts.
 //! Never: lets one batch's failure reach the next. Bounds: `QUEUE` batches wait; each ends by its own deadline.
@@ -20,7 +20,7 @@ use super::{
     descriptor::{HostId, TransportKind},
     error::{Refusal, TransferError},
     transfer::{Done, Progress, Transfer},
-    wait::Kick,
+    wait::{Kick, watch},
 };
 
 /// Batches that wait in one session.
@@ -153,7 +153,9 @@ impl Drop for Session {
 }
 
 fn work(mut wire: impl Wire, queue: &Receiver<(Batch, Arc<Progress>)>, shared: &Shared) {
-    while let Ok((batch, progress)) = queue.recv() {
+    // One batch is often followed by the next at once.
+    let next = || watch(|| queue.try_recv().ok()).or_else(|| queue.recv().ok());
+    while let Some((batch, progress)) = next() {
         shared.current(Some(Arc::clone(&progress)));
         // Looked at after `current` is set: a session that closes sees one of the two.
         if shared.closing.load(Ordering::Acquire) {

@@ -4,7 +4,9 @@
 //! is to push), and before and after each batch one short message, so that the owner's gate decides, its grant counts a
 //! use, and its death or its freeze is seen. A peer that maps a region can read all of it: `shm` is offered to processes
 //! of the same user only, checked by the kernel's word for it.
-//! Never: copies before the owner's gate said yes.
+//! A small pull whose pages have checksums is copied while the owner decides: it waits for the owner's yes before it counts, and
+//! what its checksums vouch for needs no second word, so its end is told and not waited for.
+//! Never: lets what was copied count before the owner's gate said yes.
 
 use std::{
     collections::HashMap,
@@ -19,13 +21,13 @@ use super::{
     descriptor::{Descriptor, HostId, Offer, TransportKind},
     error::{Refusal, TransferError},
     mem::copy_pages,
-    proto::{Op, Request, read_answer},
+    proto::{ANSWER, Op, Request, read_answer},
     region::Region,
     session::{Session, Wire},
     sockets,
     tcp::{answered, request},
     transfer::Progress,
-    wait::{Bounds, hung_up, send},
+    wait::{Bounds, hung_up, receive, send},
 };
 
 /// Reaches hosts of this machine and this user.
@@ -66,14 +68,19 @@ impl Transport for Shm {
         let name =
             peer.address(TransportKind::Shm).filter(|_| peer.machine == self.machine && !self.machine.is_empty());
         let name = name.ok_or_else(|| TransferError::Unreachable("no shared memory with the peer".to_owned()))?;
-        let wire = ShmWire { name: name.to_owned(), socket: None, maps: HashMap::new() };
+        let wire = ShmWire { name: name.to_owned(), socket: None, owed: false, maps: HashMap::new() };
         Session::start(TransportKind::Shm, peer.host, wire)
     }
 }
 
+/// Pulls of at most so many bytes are copied while the owner decides; for larger ones its answer costs nothing beside the copy.
+const SMALL: u64 = 1 << 20;
+
 struct ShmWire {
     name: String,
     socket: Option<OwnedFd>,
+    /// The owner still has to answer an end that was not waited for.
+    owed: bool,
     /// The peer's regions that were mapped, to read or to write. A host's name is its own for ever, so they stay valid.
     maps: HashMap<(RegionId, Direction), Region>,
 }
@@ -82,25 +89,65 @@ impl Wire for ShmWire {
     fn run(&mut self, batch: &Batch, progress: &Progress) -> Result<(), TransferError> {
         let socket = match self.socket.take().filter(|socket| !hung_up(socket.as_fd())) {
             Some(socket) => socket,
-            None => sockets::dial_local(&self.name, progress)?,
+            None => {
+                self.owed = false;
+                sockets::dial_local(&self.name, progress)?
+            }
         };
         // A socket that goes with an error tells the owner that nobody touches the pages any more.
-        let remote = self.map(&socket, batch, progress)?;
-        let mut begun = Begun::ask(&socket, batch, Checksums::None, progress)?;
-        copy_pages(batch, &remote, progress, || begun.look())?;
-        begun.end()?;
+        let known = self.maps.get(&(batch.remote, batch.direction)).cloned();
+        let small = batch.direction == Direction::Pull && batch.bytes() <= SMALL;
+        match known {
+            Some(remote) if small && batch.checksums != Checksums::None => {
+                self.copy_meanwhile(&socket, batch, &remote, progress)?;
+            }
+            known => {
+                self.settle(&socket, progress)?;
+                let remote = known.map_or_else(|| self.map(&socket, batch, progress), Ok)?;
+                let mut begun = Begun::ask(&socket, batch, Checksums::None, progress)?;
+                copy_pages(batch, &remote, progress, || begun.look())?;
+                begun.end()?;
+            }
+        }
         self.socket = Some(socket);
         Ok(())
     }
 }
 
 impl ShmWire {
-    /// The peer's region, mapped with the first grant that allows it.
+    /// Takes the answer that was not waited for; what it says was of no use.
+    fn settle(&mut self, socket: &OwnedFd, progress: &Progress) -> Result<(), TransferError> {
+        if std::mem::take(&mut self.owed) {
+            let mut answer = [0; ANSWER];
+            receive(socket.as_fd(), &mut answer, progress)?;
+        }
+        Ok(())
+    }
+
+    /// Copies while the owner decides.
+    fn copy_meanwhile(
+        &mut self,
+        socket: &OwnedFd,
+        batch: &Batch,
+        remote: &Region,
+        progress: &Progress,
+    ) -> Result<(), TransferError> {
+        let asked = Begun::send(socket, batch, Checksums::None, progress)?;
+        let copied = copy_pages(batch, remote, progress, || Ok(()));
+        self.settle(socket, progress)?;
+        // A no says more than what became of the bytes.
+        let begun = asked.answered()?;
+        copied?;
+        if Instant::now() >= begun.lease {
+            return begun.end();
+        }
+        self.owed = true;
+        begun.end_unheard()
+    }
+
+    /// Maps the peer's region, with the first grant that allows it.
     fn map(&mut self, socket: &OwnedFd, batch: &Batch, progress: &Progress) -> Result<Region, TransferError> {
         let key = (batch.remote, batch.direction);
-        if let Some(region) = self.maps.get(&key) {
-            return Ok(region.clone());
-        }
         let writable = batch.direction == Direction::Push;
         let op = if writable { Op::MapWritable } else { Op::Map };
         let ask = Request { pages: Vec::new(), checksums: Checksums::None, ..request(op, batch, progress.until()) };
@@ -130,14 +177,29 @@ impl<'a> Begun<'a> {
         promised: Checksums,
         progress: &'a Progress,
     ) -> Result<Self, TransferError> {
+        Self::send(socket, batch, promised, progress)?.answered()
+    }
+
+    /// Asks without waiting for the answer, which [`Begun::answered`] takes.
+    fn send(
+        socket: &'a OwnedFd,
+        batch: &'a Batch,
+        promised: Checksums,
+        progress: &'a Progress,
+    ) -> Result<Self, TransferError> {
         let op = match batch.direction {
             Direction::Pull => Op::BeginPull,
             Direction::Push => Op::BeginPush,
         };
         let ask = Request { checksums: promised, ..request(op, batch, progress.until()) };
         send(socket.as_fd(), &ask.encode(), progress)?;
-        let lease = after(answered(socket, progress)?);
-        Ok(Self { socket, batch, progress, lease })
+        Ok(Self { socket, batch, progress, lease: Instant::now() })
+    }
+
+    /// What the gate said.
+    fn answered(self) -> Result<Self, TransferError> {
+        let lease = after(answered(self.socket, self.progress)?);
+        Ok(Self { lease, ..self })
     }
 
     /// Whether the owner still lives and the lease still runs; asks only when the lease known of is over.
@@ -156,11 +218,20 @@ impl<'a> Begun<'a> {
         self.say(Op::End).map(drop)
     }
 
+    /// Tells the owner that the pages are quiet. The answer is still to be taken.
+    fn end_unheard(self) -> Result<(), TransferError> {
+        self.tell(Op::End)
+    }
+
     fn say(&self, op: Op) -> Result<u32, TransferError> {
+        self.tell(op)?;
+        answered(self.socket, self.progress)
+    }
+
+    fn tell(&self, op: Op) -> Result<(), TransferError> {
         let ask = request(op, self.batch, self.progress.until());
         let ask = Request { pages: Vec::new(), checksums: Checksums::None, ..ask };
-        send(self.socket.as_fd(), &ask.encode(), self.progress)?;
-        answered(self.socket, self.progress)
+        send(self.socket.as_fd(), &ask.encode(), self.progress)
     }
 }
 

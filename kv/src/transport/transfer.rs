@@ -14,7 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{error::TransferError, wait::Kick};
+use super::{
+    error::TransferError,
+    wait::{Kick, watch},
+};
 
 /// A transfer that succeeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +43,8 @@ pub(crate) struct Progress {
     kick: Arc<Kick>,
     until: Instant,
     state: Mutex<State>,
+    /// There is an outcome.
+    over: AtomicBool,
     ended: Condvar,
 }
 
@@ -47,7 +52,8 @@ impl Progress {
     /// A transfer that must end at `until`; `kick` wakes the thread that works on it.
     pub(crate) fn new(kick: Arc<Kick>, until: Instant) -> Arc<Self> {
         let (pages, cancelled) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Arc::new(Self { pages, cancelled, kick, until, state: Mutex::default(), ended: Condvar::new() })
+        let (state, over, ended) = (Mutex::default(), AtomicBool::new(false), Condvar::new());
+        Arc::new(Self { pages, cancelled, kick, until, state, over, ended })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -81,6 +87,7 @@ impl Progress {
         state.outcome = Some(outcome);
         let watchers = std::mem::take(&mut state.watchers);
         drop(state);
+        self.over.store(true, Ordering::Release);
         self.ended.notify_all();
         watchers.into_iter().for_each(|(_, waker)| waker.wake());
     }
@@ -130,6 +137,8 @@ impl Transfer {
 
     /// Blocks this thread until it has ended. A batch's own deadline bounds the wait.
     pub fn wait(self) -> Result<Done, TransferError> {
+        // A small one is over before a thread would have gone to sleep.
+        watch(|| self.progress.over.load(Ordering::Acquire).then_some(()));
         let mut state = self.progress.state();
         loop {
             if let Some(outcome) = state.outcome.clone() {
@@ -195,5 +204,10 @@ impl super::wait::Bounds for Progress {
 
     fn halted(&self) -> Result<(), TransferError> {
         Self::halted(self)
+    }
+
+    /// The other side works on what it was asked.
+    fn soon(&self) -> bool {
+        true
     }
 }

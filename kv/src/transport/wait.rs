@@ -6,7 +6,8 @@
 use std::{
     io::{IoSlice, IoSliceMut},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    time::Instant,
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -15,6 +16,25 @@ use rustix::{
 };
 
 use super::error::TransferError;
+
+/// How long a thread that has just worked looks for more before it sleeps: about what waking it would cost. One that has had
+/// nothing to do sleeps without a look, so an idle one costs nothing.
+pub(crate) const SPIN: Duration = Duration::from_micros(30);
+
+/// Looks again and again for at most [`SPIN`], and lets others run meanwhile: where they share this core, they are what is waited
+/// for.
+pub(crate) fn watch<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        if began.elapsed() >= SPIN {
+            return None;
+        }
+        thread::yield_now();
+    }
+}
 
 /// A flag that a thread in [`ready`] sees at once.
 #[derive(Debug)]
@@ -53,6 +73,8 @@ pub(crate) trait Bounds {
     fn until(&self) -> Option<Instant>;
     /// Why to stop now.
     fn halted(&self) -> Result<(), TransferError>;
+    /// Whether what is waited for is likely to come in a moment.
+    fn soon(&self) -> bool;
 }
 
 /// The time left as poll wants it, rounded up so that it is not asked again too early.
@@ -116,8 +138,10 @@ fn patient(
     bounds: &impl Bounds,
     mut call: impl FnMut() -> io::Result<usize>,
 ) -> Result<usize, TransferError> {
+    let moved = |result: &io::Result<usize>| !matches!(result, Err(Errno::AGAIN));
+    let mut first = bounds.soon().then(|| watch(|| Some(call()).filter(moved))).flatten();
     loop {
-        match call() {
+        match first.take().unwrap_or_else(&mut call) {
             Ok(0) => return Err(TransferError::PeerGone),
             Ok(moved) => return Ok(moved),
             Err(Errno::AGAIN) => ready(fd, want, bounds)?,

@@ -11,7 +11,10 @@ use starling_ids::BlockHash;
 use starling_kv::{
     events::KvEvent,
     index::Tier,
-    tier::{Arrival, DiskError, Ticket, TierBlock, TierInventory, TierOptions, TierShape, TierStats, Tiers, Worth},
+    tier::{
+        Arrival, DiskError, Ticket, TierBlock, TierInventory, TierOptions, TierReader, TierShape, TierStats, Tiers,
+        Worth,
+    },
 };
 
 use super::CoreEngine;
@@ -89,6 +92,10 @@ impl Lower {
 
     pub(super) fn inventory(&self) -> Vec<TierInventory> {
         self.tiers.as_ref().map(Tiers::inventory).unwrap_or_default()
+    }
+
+    pub(super) fn reader(&self) -> Option<TierReader> {
+        self.tiers.as_ref().map(Tiers::reader)
     }
 
     pub(super) fn stats(&self) -> Option<TierStats> {

@@ -17,7 +17,7 @@ use starling_ids::{BlockHash, TokenId};
 use starling_kv::{
     events::KvEvent,
     hash::HashSeed,
-    tier::{DiskError, TierInventory, TierOptions, TierStats},
+    tier::{DiskError, TierInventory, TierOptions, TierReader, TierStats},
 };
 use thiserror::Error;
 
@@ -313,6 +313,10 @@ impl Engine for Faulty {
 
     fn tier_stats(&self) -> Option<TierStats> {
         self.inner.tier_stats()
+    }
+
+    fn tier_reader(&self) -> Option<TierReader> {
+        self.inner.tier_reader()
     }
 
     fn close(&mut self, limit: Duration) {

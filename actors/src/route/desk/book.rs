@@ -229,7 +229,10 @@ impl Desk {
         self.policy.reserved(ask, slot, hit_blocks);
         let source = source.and_then(|source| {
             let (worker, incarnation) = self.fleet.life(source.slot)?.clone();
-            Some(KvSource { worker, incarnation, compute: source.compute, blocks: source.blocks })
+            let Source { compute, blocks, reads, .. } = source;
+            // A float that does not fit is the largest number, one that is none is 0.
+            let reading_ms = (reads.wait_ms + reads.ms).ceil() as u32;
+            Some(KvSource { worker, incarnation, compute, blocks, host: reads.host, disk: reads.disk, reading_ms })
         });
         Some(Decision { ticket, worker, incarnation, hit_blocks, choice, source })
     }

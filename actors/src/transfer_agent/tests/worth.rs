@@ -1,17 +1,25 @@
 //! A worker that is told to take blocks from a peer takes them only when they come sooner than it computes them.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::TcpListener,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use starling_cluster::stream::Context;
+use futures::{FutureExt, future::BoxFuture};
+use starling_cluster::stream::{Context, Incoming, StreamHandler};
 use starling_engine::simulated::faults::Fault;
-use starling_ids::RequestId;
+use starling_ids::{RequestId, WorkerId};
+use starling_kv::transport::{Descriptor, Fabric, FabricConfig, GrantToken, HostId, Offer, Region, TransportKind};
 
 use super::{empty, long, simulated, tickets};
 use crate::{
     generate::{GenerateSpec, KvSource, WorkerRequest},
     names,
     testing::{Rig, eventually, within},
-    transfer::Limits,
+    transfer::{End, HolderTicket, Limits},
+    transfer_agent::{Pull, pull, wire::KvOpened},
+    worker::Blocks,
 };
 
 /// Blocks of 700 tokens that are whole.
@@ -21,7 +29,15 @@ const BLOCKS: u32 = 43;
 async fn computed(rig: &Rig, at: u16, spec: GenerateSpec, pulls: bool) -> u64 {
     let workers = rig.node.workers();
     let incarnation = rig.mesh.incarnation();
-    let source = KvSource { worker: workers[0].id.clone(), incarnation, compute: false, blocks: BLOCKS };
+    let source = KvSource {
+        worker: workers[0].id.clone(),
+        incarnation,
+        compute: false,
+        blocks: BLOCKS,
+        host: 0,
+        disk: 0,
+        reading_ms: 0,
+    };
     let worker = workers[usize::from(at)].id.clone();
     let request =
         WorkerRequest { spec, worker, incarnation, source: pulls.then_some(source), moves: None, may_move: false };
@@ -81,6 +97,57 @@ async fn xfr_a_peer_that_gives_nothing_is_waited_for_no_longer_than_computing_ta
     assert!(begun.elapsed() < Limits::default().lease + Duration::from_secs(10), "{:?}", begun.elapsed());
     rig.node.workers()[0].set_fault(Fault::None).expect("simulated");
     eventually("no ticket is left", || tickets(&rig) == (0, 0)).await;
+    empty(&rig).await;
+    rig.end().await;
+}
+
+/// A holder that takes every ticket and says that its memory is there.
+struct Opens(Descriptor);
+
+impl StreamHandler for Opens {
+    fn open(&self, incoming: Incoming) -> BoxFuture<'static, ()> {
+        let opened = KvOpened { ticket: HolderTicket(1), memory: self.0.clone(), shape: None };
+        async move {
+            let reply = rmp_serde::to_vec(&opened).expect("encodes");
+            let Some((_tx, mut rx)) = incoming.acceptor.accept(reply.into()) else { return };
+            while rx.recv().await.is_some_and(|word| word.is_ok()) {}
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xfr_a_way_to_a_peers_memory_that_is_long_in_coming_is_waited_for_no_longer_than_computing_takes() {
+    let rig = Rig::with_model("worth-way", simulated(), 1).await;
+    let kv = rig.node.workers()[0].seat.now().and_then(|port| port.kv.get().cloned()).expect("its memory");
+    // The machine takes the connection and nobody ever reads what comes on it.
+    let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let address = silent.local_addr().expect("bound").to_string();
+    let fabric = Fabric::start(FabricConfig::new(HostId(rand::random()), GrantToken(rand::random()))).expect("started");
+    let region = fabric.register(&Region::private(4_096).expect("memory")).expect("registered");
+    let offers = vec![Offer { kind: TransportKind::Tcp, address }];
+    let memory = Descriptor { offers, ..fabric.describe(region, kv.layout).expect("described") };
+    rig.mesh.endpoints().serve(names::worker_kv(7), Arc::new(Opens(memory)));
+    let worker = WorkerId { node: rig.mesh.node().clone(), index: 7 };
+    let incarnation = rig.mesh.incarnation();
+    let source = KvSource { worker, incarnation, compute: false, blocks: BLOCKS, host: 0, disk: 0, reading_ms: 0 };
+    let (spec, context) = (long(8, 700, "way"), Context::new(RequestId(rand::random()), Duration::from_secs(60)));
+    let job = Pull {
+        mesh: &rig.mesh,
+        kv: &kv,
+        source: &source,
+        spec: &spec,
+        context: &context,
+        first: 0,
+        blocks: BLOCKS as usize,
+        live: None,
+        choice: 0,
+        until: Some(Instant::now() + Duration::from_millis(250)),
+    };
+    let room = Blocks::new(Vec::new(), &kv.returns);
+    let (_, end) = within("an end", pull(&job, room, |_| ())).await;
+    assert_eq!((end, tickets(&rig)), (End::Late, (0, 0)), "given up, not found to be broken");
+    rig.mesh.endpoints().remove(&names::worker_kv(7));
     empty(&rig).await;
     rig.end().await;
 }

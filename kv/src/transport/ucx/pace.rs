@@ -3,11 +3,7 @@
 //! Called by the serving side's threads and by sessions. A peer answers within a microsecond while both spin, and an idle worker
 //! costs nothing.
 
-use std::{
-    os::fd::BorrowedFd,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{os::fd::BorrowedFd, thread, time::Instant};
 
 use rustix::event::PollFlags;
 use ucx_sys::Worker;
@@ -15,13 +11,10 @@ use ucx_sys::Worker;
 use super::{
     super::{
         error::TransferError,
-        wait::{Bounds, wait_any},
+        wait::{Bounds, SPIN, wait_any},
     },
     local,
 };
-
-/// How long a worker without work is watched before its thread sleeps: about what waking it would cost.
-const SPIN: Duration = Duration::from_micros(30);
 
 /// What one turn was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

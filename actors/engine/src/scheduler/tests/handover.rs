@@ -127,6 +127,39 @@ fn one_that_waits_with_its_blocks_gives_them_to_a_running_one_that_has_no_other(
     assert_eq!(to.scheduler.preemptions(), 0, "nobody who runs lost a block");
 }
 
+#[test]
+fn one_that_comes_to_a_full_batch_without_blocks_counts_as_cached_what_it_finds_when_its_turn_comes() {
+    let mut to = Harness::new(limits(1, 16, 32));
+    let prompt: Vec<TokenId> = (40..55).collect();
+    to.scheduler.submit(&endless(&prompt, 2)).expect("room");
+    to.run();
+    let first = answer_past_eos(&prompt, 1)[0];
+    let prompt_after: Vec<TokenId> = prompt.iter().copied().chain([first]).collect();
+    for (at, strange) in [(0, false), (1, true)] {
+        let local = SequenceRequest { id: SequenceId(70 + at), ..endless(&[3, 2, 1 + at as TokenId], 8) };
+        to.scheduler.submit(&local).expect("room");
+        to.step();
+        // What it carries is nothing, or pins of another chain: no block is its own either way.
+        let other: Vec<TokenId> = prompt[..4].to_vec();
+        let hashes = starling_kv::hash::block_hashes(HashSeed(1), &other, BLOCK);
+        let here = if strange { to.scheduler.lend(&hashes, &other, 0) } else { Vec::new() };
+        let different: Vec<TokenId> = (60..75).collect();
+        let (tokens, cached) = if strange { (&different, 0) } else { (&prompt_after, 12) };
+        assert_eq!(here.len(), usize::from(strange));
+        let moved = SequenceRequest { id: SequenceId(20 + at), answered: 1, ..endless(tokens, 4) };
+        let before = to.scheduler.load();
+        to.scheduler.take_over(&moved, Carried { here, ..Carried::default() }).expect("taken");
+        assert_eq!((to.scheduler.load().waiting, to.scheduler.guests()), (1, 0));
+        to.run();
+        let after = to.scheduler.load();
+        assert_eq!(to.answers[&moved.id], answer_past_eos(tokens, 4));
+        assert_eq!(to.cached[&moved.id], cached, "found when its turn came");
+        assert_eq!(after.tokens_cached - before.tokens_cached, u64::from(cached));
+        let recomputed = after.tokens_recomputed - before.tokens_recomputed;
+        assert_eq!(recomputed, tokens.len() as u64 - 1 - u64::from(cached), "what was not there is computed again");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 

@@ -15,7 +15,7 @@ use crate::route::{
 
 const RATES: Rates = Rates { prefill_ms_per_token: 0.25, decode_ms_per_sequence: 0.1, step_ms: 2.0 };
 /// Beside them a block takes 4 ms to compute.
-const TIERS: TierRates = TierRates { host_ms: 0.1, disk_ms: 1.0, disk_wait_ms: 0.5 };
+const TIERS: TierRates = TierRates { host_ms: 0.1, disk_ms: 1.0, disk_wait_ms: 0.5, lends: true };
 
 /// Workers and an index of what they have.
 struct Indexed {
@@ -177,6 +177,61 @@ fn a_pull_is_compared_with_the_own_slower_tiers() {
     }
 }
 
+/// What a peer has on its slower tiers is pulled as deep as reading and moving it pays.
+#[test]
+fn a_peers_slower_tiers_are_read_as_deep_as_that_is_sooner_than_computing() {
+    let chain = hashes(8, 64);
+    let link = KvLink { block_bytes: 1 << 20, bytes_per_ms: 1.0e6 };
+    let slow = TierRates { disk_ms: 6.0, ..TIERS };
+    let hangs = TierRates { disk_wait_ms: 60_000.0, ..TIERS };
+    // Of 64 blocks the last one is computed in any case.
+    for (tiers, gives) in [
+        (TIERS, Some((63, 24, 23))),
+        (slow, Some((40, 24, 0))),
+        (hangs, Some((40, 24, 0))),
+        (TierRates { host_ms: f64::NAN, ..slow }, Some((16, 0, 0))),
+        (TierRates { lends: false, ..TIERS }, Some((16, 0, 0))),
+    ] {
+        let mut all = Indexed::new(PolicyName::Starling, [None, None]);
+        all.has(0, Tier::Device, &chain[..16]);
+        all.has(0, Tier::Host, &chain[..40]);
+        all.has(0, Tier::Disk, &chain);
+        for (number, queued, tiers) in [(0, 400_000, Some(tiers)), (1, 0, None)] {
+            let (at, rates, prefill_tokens) = (all.bench.now, Some(RATES), queued);
+            let heard = Heard { at, rates, prefill_tokens, link, tiers, ..Heard::default() };
+            all.bench.desk.hear(&worker(number), Incarnation(1), heard);
+        }
+        let (decision, _) = all.decide(&chain, 1);
+        let given = decision.source.as_ref().map(|source| (source.blocks, source.host, source.disk));
+        assert_eq!((decision.worker, given), (worker(1), gives), "{tiers:?}");
+        let reading = decision.source.map(|source| (source.worker, source.compute, source.reading_ms));
+        let ms = match gives {
+            Some((_, 24, 23)) => 26,
+            Some((_, 24, 0)) => 3,
+            _ => 0,
+        };
+        assert_eq!(reading, Some((worker(0), false, ms)));
+    }
+}
+
+/// Nobody has anything of it on a device: it is read at a peer, unless computing is sooner.
+#[test]
+fn blocks_on_a_peers_disk_alone_are_worth_a_pull() {
+    let chain = hashes(9, 64);
+    let far = KvLink { block_bytes: 1 << 20, bytes_per_ms: 1.0e5 };
+    for (link, pulls) in [(KvLink { bytes_per_ms: 1.0e6, ..far }, true), (far, false), (KvLink::default(), false)] {
+        let mut all = Indexed::new(PolicyName::Starling, [None, None]);
+        all.has(0, Tier::Disk, &chain);
+        for (number, queued, tiers) in [(0, 400_000, Some(TIERS)), (1, 0, None)] {
+            let (at, rates, prefill_tokens) = (all.bench.now, Some(RATES), queued);
+            let heard = Heard { at, rates, prefill_tokens, link, tiers, ..Heard::default() };
+            all.bench.desk.hear(&worker(number), Incarnation(1), heard);
+        }
+        let (decision, _) = all.decide(&chain, 1);
+        assert_eq!((decision.worker, decision.source.is_some()), (worker(1), pulls));
+    }
+}
+
 proptest! {
     /// A prompt of 50 whole blocks: nobody can have more of it.
     #[test]
@@ -188,7 +243,7 @@ proptest! {
         let mut bench = Bench::new(PolicyName::Starling, workers.len());
         let (mut hits, mut below) = (Vec::new(), Vec::new());
         for (number, (queued, device, host, disk, says)) in workers.iter().copied().enumerate() {
-            let tiers = says.then_some(TierRates { host_ms, disk_ms, disk_wait_ms });
+            let tiers = says.then_some(TierRates { host_ms, disk_ms, disk_wait_ms, lends: false });
             let heard = Heard { at: bench.now, rates: Some(RATES), prefill_tokens: queued, tiers, ..Heard::default() };
             bench.desk.hear(&worker(number), Incarnation(1), heard);
             hits.push(device);
