@@ -222,9 +222,19 @@ impl Node {
         let ucx = UcxConfig { library: config.ucx_lib.clone(), ..UcxConfig::default() };
         let ways = Ways { only: config.kv_transport, ucx };
         let (router, joins) = (config.roles.router, !config.seeds.is_empty());
-        let engine = config.manner.clone();
-        let options =
-            NodeOptions { worker, router, policy, tiers, engine, ways, queue, joins, ..NodeOptions::default() };
+        let (engine, planner) = (config.manner.clone(), config.planner.clone());
+        let options = NodeOptions {
+            worker,
+            router,
+            policy,
+            tiers,
+            engine,
+            ways,
+            queue,
+            planner,
+            joins,
+            ..NodeOptions::default()
+        };
         let cast = step("cast", tree::Node::start(mesh, options)).await?;
         let ready = Arc::new(AtomicBool::new(false));
         let http = start_http(config, mesh, &cast, metrics, ready.clone()).await?;

@@ -38,6 +38,7 @@ const PURE: &[&str] = &[
     "cluster/src/stream/window.rs",
     "cluster/src/wire",
     "kv/src",
+    "actors/src/plan",
     "actors/src/route",
     "actors/src/transfer",
     "actors/engine/src/scheduler",

@@ -46,6 +46,13 @@ pub const OP_RECEIPTS: &str = "router/receipts";
 /// `Vec<(ModelId, Duration, Receipt)>`, newest first, with how long ago each was taken.
 pub const OP_NEWEST: &str = "router/newest";
 
+/// The operation of a router node that tells what came and went: takes nothing, answers `SeenAll`.
+pub const OP_SEEN: &str = "router/seen";
+
+/// The operation of a router node that tells what its planner said last: takes nothing, answers `Vec<PlanRow>`, a row for each
+/// model that it leads.
+pub const OP_PLAN: &str = "planner/plan";
+
 /// The operation of a router node that grants tokens of a tenant's budget: takes `LeaseAsk`, answers `Lease`.
 pub const OP_BUDGET: &str = "router/budget";
 

@@ -37,6 +37,7 @@ use crate::{
     generate::{RouteNote, RouteReply, RouteRequest},
     indexer::knowledge::Knowledge,
     names,
+    plan::SeenAll,
     route::{
         desk::{Decision, Desk, Ticket},
         policy::{PolicyConfig, PolicyError},
@@ -128,6 +129,11 @@ impl ShardShared {
     /// Requests that wait for a worker with room; none while it is being restarted.
     pub(crate) fn waiting(&self) -> usize {
         self.seat.now().map_or(0, |face| lock(&face.mind).waiting())
+    }
+
+    /// What came and went since its life began; `None` while it is being restarted.
+    pub(crate) fn seen(&self) -> Option<SeenAll> {
+        self.seat.now().map(|face| lock(&face.mind).seen())
     }
 
     /// Takes no new slots; other shards do.
@@ -377,6 +383,9 @@ impl Reservation {
         let ended = matches!(note, RouteNote::Ended(_));
         let mut mind = lock(&self.mind);
         let now = mind.now();
+        if let RouteNote::Ended(outcome) = &note {
+            mind.ended(&self.model, outcome);
+        }
         let Some(desk) = mind.desks.desk(&self.model) else { return };
         let turned = turn_breaker(desk, self.ticket, note, now);
         let regret = desk.regret();

@@ -9,6 +9,8 @@
 //! ├─ router/indexer  Indexer: prefixes and loads of all workers
 //! ├─ router/shard    RouterShard: decides, reserves
 //! └─ router/budgets  BudgetOwner: leases on the budgets of tenants
+//! planner            supervisor, in the router role
+//! └─ planner/lead    Planner: roles and numbers of the workers of the models that this node leads
 //! ```
 //!
 //! Called by the program that assembles a node. The gateway adds its own supervisor beside these.
@@ -38,6 +40,7 @@ use crate::{
     client::ClusterClient,
     indexer::{Indexer, IndexerArgs, knowledge::Knowledge},
     names,
+    planner::{Planner, PlannerOptions, PlannerShared},
     route::{
         policy::{PolicyConfig, PolicyError},
         queue::QueueConfig,
@@ -94,6 +97,8 @@ pub struct NodeOptions {
     pub queue: QueueConfig,
     /// When a model's decisions are spread over more shards than one.
     pub spread: SpreadRule,
+    /// How its planner plans.
+    pub planner: PlannerOptions,
     /// The node joins others: its shard takes over from theirs when it knows what they know.
     pub joins: bool,
 }
@@ -140,9 +145,10 @@ impl Node {
             node.start_workers(role, (&options.tiers, options.engine.clone()), options.ways).await?;
         }
         if let Some(knowledge) = knowledge {
-            let NodeOptions { policy, queue, spread, joins, .. } = options;
+            let NodeOptions { policy, queue, spread, joins, planner, .. } = options;
             let rules = ShardRules { policy, queue, spread, joins };
-            node.start_router(&view, &knowledge, rules).await?;
+            let shard = node.start_router(&view, &knowledge, rules).await?;
+            node.start_planner(&view, &shard, planner).await?;
         }
         Ok(node)
     }
@@ -293,7 +299,7 @@ impl Node {
         view: &Arc<View>,
         knowledge: &Arc<Knowledge>,
         rules: ShardRules,
-    ) -> Result<(), NodeError> {
+    ) -> Result<Arc<ShardShared>, NodeError> {
         let supervisor = self.mesh.supervisor().child_supervisor("router", Policy::default()).await?;
         self.supervisors.push(supervisor.clone());
         let args = IndexerArgs { view: view.clone(), knowledge: knowledge.clone() };
@@ -304,11 +310,31 @@ impl Node {
         serve_newest(&self.mesh, &shared);
         self.shard = Some(shared.clone());
         let handle = shared.handle().clone();
-        let make = move || (RouterShard, shared.clone());
+        let own = shared.clone();
+        let make = move || (RouterShard, own.clone());
         supervisor.add(child("shard", "router-shard", Restart::Permanent, &handle, make)).await?;
         let handle = Handle::new();
         budgets::serve(&self.mesh, &handle);
         supervisor.add(child("budgets", "budget-owner", Restart::Permanent, &handle, || (BudgetOwner, ()))).await?;
+        Ok(shared)
+    }
+
+    async fn start_planner(
+        &mut self,
+        view: &Arc<View>,
+        shard: &Arc<ShardShared>,
+        options: PlannerOptions,
+    ) -> Result<(), NodeError> {
+        // Also without a planner of its own it tells those of others what its router sees.
+        let shared = PlannerShared::new(view, shard, options);
+        if !shared.is_on() {
+            return Ok(());
+        }
+        let supervisor = self.mesh.supervisor().child_supervisor("planner", Policy::default()).await?;
+        self.supervisors.push(supervisor.clone());
+        let handle = shared.handle().clone();
+        let make = move || (Planner, shared.clone());
+        supervisor.add(child("lead", "planner", Restart::Permanent, &handle, make)).await?;
         Ok(())
     }
 }

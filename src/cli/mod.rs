@@ -18,6 +18,7 @@ mod join;
 mod keys;
 mod kv;
 mod nodes;
+mod plan;
 mod requests;
 mod role;
 mod sse;
@@ -85,6 +86,7 @@ enum Verb {
     Config(config::ShowConfig),
     Keys(keys::Keys),
     Kv(kv::Kv),
+    Plan(plan::ShowPlan),
     #[command(hide = true)]
     Debug(debug::Debug),
 }
@@ -163,6 +165,7 @@ async fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Config(config) => config.run(),
         Verb::Keys(keys) => keys.run().await,
         Verb::Kv(kv) => kv.run().await,
+        Verb::Plan(plan) => plan.run().await,
         Verb::Debug(debug) => debug.run().await,
     }
 }

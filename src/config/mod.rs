@@ -11,6 +11,7 @@ pub mod settings;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
 use starling_actors::{
+    planner::PlannerOptions,
     route::{policy::PolicyConfig, queue::QueueConfig, split::Role},
     tree::EngineManner,
 };
@@ -148,6 +149,8 @@ pub struct Config {
     pub session_header: String,
     /// Who waits at the router, and for how long.
     pub queue: QueueConfig,
+    /// How its planner plans.
+    pub planner: PlannerOptions,
     /// What its workers are for.
     pub worker_role: Role,
     /// What its engines have and do beside the model itself.
@@ -222,6 +225,7 @@ impl Config {
             policy: read.policy()?,
             session_header: read.session_header()?,
             queue: read.queue()?,
+            planner: read.planner()?,
             worker_role: read.parsed("worker-role")?.unwrap_or_default(),
             manner: read.manner()?,
             api_keys_file: read.path("api-keys-file")?,
@@ -248,6 +252,9 @@ impl Config {
             && bind.is_ipv4() != advertise.is_ipv4()
         {
             return wrong("bind and advertise are of different families: both IPv4 or both IPv6");
+        }
+        if self.planner.rules.min > self.planner.rules.max {
+            return wrong("planner-min is above planner-max: there must be room for as many workers as there must be");
         }
         if !self.manner.adapters.is_empty() && self.engine != EngineKind::Simulated {
             return wrong(
@@ -309,6 +316,8 @@ fn base(name: &str, below_home: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use starling_actors::{plan::Mode, planner::hook::Hook};
+
     use super::*;
 
     fn typed(join: bool, flags: &[(&'static str, &str)]) -> Result<Config, ConfigError> {
@@ -353,6 +362,21 @@ mod tests {
     }
 
     #[test]
+    fn a_planner_advises_unless_told_otherwise() {
+        let planner = |flags: &[(&'static str, &str)]| {
+            typed(false, &[&[("engine", "simulated")], flags].concat()).map(|config| config.planner)
+        };
+        let default = planner(&[]).unwrap();
+        assert_eq!((default.rules.mode, default.hook), (Mode::Advise, None));
+        let hook = [("planner", "act"), ("planner-hook", "/bin/true"), ("planner-hook-secs", "5")];
+        let acting = planner(&hook).unwrap();
+        assert_eq!((acting.rules.mode, acting.rules.max), (Mode::Act, 8));
+        assert_eq!(acting.hook, Some(Hook { path: "/bin/true".into(), limit: Duration::from_secs(5) }));
+        let error = planner(&[("planner-min", "9")]).unwrap_err().to_string();
+        assert!(error.contains("planner-max"), "{error}");
+    }
+
+    #[test]
     fn faults_are_for_the_simulated_engine_alone() {
         let flags = [("engine", "simulated"), ("fault", "slow=2.5"), ("kv-events", "off"), ("adapters", "law, poems")];
         let manner = typed(false, &flags).unwrap().manner;
@@ -390,6 +414,13 @@ mod tests {
             ("label", "=north"),
             ("label", "zone=north,rack"),
             ("session-header", "x session"),
+            ("planner", "on"),
+            ("planner-ttft-ms", "0"),
+            ("planner-max", "70000"),
+            ("planner-interval", "0"),
+            ("planner-predictor", "arima"),
+            ("planner-hook", "/nowhere/hook"),
+            ("planner-hook", "/"),
         ] {
             let error =
                 typed(true, &[("seeds", "a:1"), ("engine", "simulated"), (name, text)]).unwrap_err().to_string();

@@ -1,8 +1,11 @@
 //! Turns the text of a setting into its type, or says which setting, from where, and what would be right.
 //!
-//! Called by [`super::Config::from_layers`]. Pure.
+//! Called by [`super::Config::from_layers`]. Pure, but for the look whether a program is there.
 
-use std::{collections::BTreeMap, net::SocketAddr, ops::RangeInclusive, path::PathBuf, str::FromStr};
+use std::{
+    collections::BTreeMap, net::SocketAddr, ops::RangeInclusive, os::unix::fs::PermissionsExt, path::PathBuf,
+    str::FromStr, time::Duration,
+};
 
 use super::{
     ConfigError, LogFormat, Roles,
@@ -10,6 +13,8 @@ use super::{
     settings::setting,
 };
 use starling_actors::{
+    plan::Rules,
+    planner::{PlannerOptions, hook::Hook},
     route::{
         policy::{PolicyConfig, PolicyError, Table},
         queue::{Order, QueueConfig, rooms::Rooms},
@@ -161,6 +166,33 @@ impl Reader<'_> {
         let defaults = QueueConfig::default();
         let rooms = Rooms { prefill_steps, ..defaults.rooms };
         Ok(QueueConfig { places, tenant_places, wait_ms_max, order, rooms, ..defaults })
+    }
+
+    /// How the planner plans.
+    pub(super) fn planner(&self) -> Result<PlannerOptions, ConfigError> {
+        // Ranges far below what the types hold.
+        let count = |name, range| Ok(u32::try_from(self.number(name, range)?).unwrap_or(u32::MAX));
+        let ms = |name, range| count(name, range).map(f64::from);
+        let rules = Rules {
+            mode: self.parsed("planner")?.unwrap_or_default(),
+            ttft_ms: ms("planner-ttft-ms", 1..=3_600_000)?,
+            itl_ms: ms("planner-itl-ms", 1..=60_000)?,
+            min: count("planner-min", 1..=1_024)?,
+            max: count("planner-max", 1..=65_536)?,
+            interval: Duration::from_secs(self.number("planner-interval", 1..=3_600)?),
+            predictor: self.parsed("planner-predictor")?.unwrap_or_default(),
+            ..Rules::default()
+        };
+        let limit = Duration::from_secs(self.number("planner-hook-secs", 1..=3_600)?);
+        let path = self.path("planner-hook")?;
+        let runs = |path: &PathBuf| {
+            let file = std::fs::metadata(path);
+            file.is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+        };
+        if path.as_ref().is_some_and(|path| !runs(path)) {
+            return Err(self.wrong("planner-hook"));
+        }
+        Ok(PlannerOptions { rules, hook: path.map(|path| Hook { path, limit }) })
     }
 
     /// What engines have and do beside the model.

@@ -10,7 +10,7 @@ mod view;
 
 pub use ask::{AskError, ask};
 pub use keys::{KeyRow, KeysAsk, KeysTold};
-pub use rows::{ActorRow, Caches, ClusterActors, InstanceRow, Missing, NodeRow, RequestRow, Requests, Why};
+pub use rows::{ActorRow, Caches, ClusterActors, InstanceRow, Missing, NodeRow, Plans, RequestRow, Requests, Why};
 pub use serve::serve;
 pub(crate) use view::view;
 
@@ -28,6 +28,8 @@ pub mod op {
     pub const WHY: &str = "node/why";
     /// How many (u32): the newest decisions of all routers; answers a [`super::Requests`].
     pub const REQUESTS: &str = "node/requests";
+    /// What the planner says of every model: answers a [`super::Plans`].
+    pub const PLAN: &str = "node/plan";
     /// The caches of every worker: answers a [`super::Caches`].
     pub const CACHES: &str = "node/caches";
     /// (worker as `NODE/INDEX`, role): gives it the role; answers the role before.

@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 use serde::{Deserialize, Serialize};
 use starling_actors::{
     cache_report::CacheRow,
+    planner::board::PlanRow,
     route::receipt::{Outcome, Receipt},
 };
 use starling_cluster::{
@@ -139,6 +140,15 @@ pub struct Caches {
     /// A row for each tier, by worker, device first.
     pub caches: Vec<CacheRow>,
     /// Worker nodes that did not answer.
+    pub missing: Vec<Missing>,
+}
+
+/// What the planner says of every model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plans {
+    /// A row a model, by its leader; by model.
+    pub plans: Vec<PlanRow>,
+    /// Routers that did not answer.
     pub missing: Vec<Missing>,
 }
 

@@ -10,7 +10,8 @@ use futures::{StreamExt, future::BoxFuture};
 use serde::{Serialize, de::DeserializeOwned};
 use starling_actors::{
     cache_report::CacheRow,
-    names::{OP_CACHES, OP_DRAIN, OP_FAULT, OP_NEWEST, OP_RECEIPTS, OP_ROLE},
+    names::{OP_CACHES, OP_DRAIN, OP_FAULT, OP_NEWEST, OP_PLAN, OP_RECEIPTS, OP_ROLE},
+    planner::board::PlanRow,
     route::{receipt::Receipt, split::Role},
 };
 use starling_cluster::{
@@ -24,8 +25,8 @@ use starling_ids::{ModelId, NodeId};
 use super::{
     op,
     rows::{
-        ActorRow, Caches, ClusterActors, Missing, RequestRow, Requests, Why, actor_rows, instance_rows, node_rows,
-        request_row,
+        ActorRow, Caches, ClusterActors, Missing, Plans, RequestRow, Requests, Why, actor_rows, instance_rows,
+        node_rows, request_row,
     },
 };
 
@@ -43,6 +44,7 @@ pub fn serve(mesh: &Mesh) {
     answer(mesh, op::ACTORS_LOCAL, |mesh, _| Box::pin(async move { encode(&local_actors(&mesh)) }));
     answer(mesh, op::ACTORS, |mesh, _| Box::pin(async move { encode(&all_actors(&mesh).await) }));
     answer(mesh, op::CACHES, |mesh, _| Box::pin(async move { encode(&caches(&mesh).await) }));
+    answer(mesh, op::PLAN, |mesh, _| Box::pin(async move { encode(&plans(&mesh).await) }));
     answer(mesh, op::WHY, |mesh, body| Box::pin(async move { encode(&why(&mesh, body).await) }));
     answer(mesh, op::REQUESTS, |mesh, body| {
         Box::pin(async move {
@@ -98,6 +100,15 @@ pub(super) async fn caches(mesh: &Mesh) -> Caches {
     let mut caches: Vec<CacheRow> = answers.into_iter().flat_map(|(_, rows)| rows).collect();
     caches.sort_by(|a, b| a.worker.cmp(&b.worker));
     Caches { caches, missing }
+}
+
+/// Asks every router what its planner says.
+pub(super) async fn plans(mesh: &Mesh) -> Plans {
+    let nodes = with(mesh, InstanceKind::Router);
+    let (answers, missing) = gather::<Vec<PlanRow>>(mesh, nodes, OP_PLAN, Bytes::new()).await;
+    let mut plans: Vec<PlanRow> = answers.into_iter().flat_map(|(_, rows)| rows).collect();
+    plans.sort_by(|a, b| (&a.model, &a.leader).cmp(&(&b.model, &b.leader)));
+    Plans { plans, missing }
 }
 
 /// Asks every router for its decisions about a request.

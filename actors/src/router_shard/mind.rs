@@ -17,6 +17,7 @@ use super::{Reserved, ShardRules};
 use crate::{
     generate::{RouteRequest, TENANT, WISHES},
     indexer::knowledge::Knowledge,
+    plan::{Seen, SeenAll},
     route::{
         catalog::Catalog,
         desk::{Ask, Decision, Desk, Ticket},
@@ -27,7 +28,7 @@ use crate::{
             rooms::HeldBack,
             turns::{self, Caches, Waits},
         },
-        receipt::Receipt,
+        receipt::{Outcome, Receipt},
         spread::{Spread, SpreadRule},
     },
 };
@@ -135,6 +136,9 @@ pub(crate) struct Mind {
     spreads: HashMap<ModelId, Spread>,
     /// How the reservations are told to leave their worker.
     leave: HashMap<(ModelId, Ticket), Arc<Notify>>,
+    /// What came and went, for whoever plans.
+    seen: HashMap<ModelId, Seen>,
+    life: u64,
 }
 
 impl Mind {
@@ -142,7 +146,8 @@ impl Mind {
         let ShardRules { policy, queue: config, spread: rule, .. } = rules;
         let desks = Desks::new(policy, seed)?.with_rooms(config.rooms);
         let (queues, spreads, swept) = (HashMap::new(), HashMap::new(), Duration::ZERO);
-        Ok(Self { desks, queues, config, knowledge: knowledge.clone(), swept, rule, spreads, leave: HashMap::new() })
+        let (leave, seen, knowledge) = (HashMap::new(), HashMap::new(), knowledge.clone());
+        Ok(Self { desks, queues, config, knowledge, swept, rule, spreads, leave, seen, life: seed })
     }
 
     /// Over how many parts each model's decisions should be spread, as far as this shard sees. Called about once in
@@ -150,6 +155,7 @@ impl Mind {
     pub(super) fn wishes(&mut self, catalog: &Catalog) -> Vec<(ModelId, u32)> {
         let (now, routers) = (self.now(), catalog.routers.len());
         self.spreads.retain(|model, _| catalog.announced.contains(model));
+        self.seen.retain(|model, _| catalog.announced.contains(model));
         let wish = |(model, spread): (&ModelId, &mut Spread)| {
             (model.clone(), spread.look(self.rule, (catalog.parts_of(model), routers), now))
         };
@@ -201,6 +207,18 @@ impl Mind {
         }
     }
 
+    /// What came and went since this life began, and what waits.
+    pub(super) fn seen(&self) -> SeenAll {
+        let waiting = |model: &ModelId| u32::try_from(self.queues.get(model).map_or(0, Queue::len)).unwrap_or(u32::MAX);
+        let of = |(model, seen): (&ModelId, &Seen)| (model.clone(), Seen { waiting: waiting(model), ..seen.clone() });
+        SeenAll { life: self.life, models: self.seen.iter().map(of).collect() }
+    }
+
+    /// A request ended well.
+    pub(super) fn ended(&mut self, model: &ModelId, outcome: &Outcome) {
+        self.seen.entry(model.clone()).or_default().ended(outcome);
+    }
+
     /// Requests that wait.
     pub(super) fn waiting(&self) -> usize {
         self.queues.values().map(Queue::len).sum()
@@ -243,12 +261,17 @@ impl Mind {
             None => self.spreads.entry(model.clone()).or_default().decided(),
         }
         let Some(desk) = self.desks.desk(&model) else { return (Answer::Refused(unserved(&model)), Vec::new()) };
+        let seen = self.seen.entry(model.clone()).or_default();
+        if !request.begun && request.exclude.is_empty() && request.leaves.is_none() {
+            seen.arrived(request.prompt_tokens);
+        }
         let had_turn = request.begun || !request.exclude.is_empty();
         let nobody_waits = self.queues.get(&model).is_none_or(Queue::is_empty);
         if (had_turn || nobody_waits)
             && let Some(decision) =
                 turns::decide(desk, &*self.knowledge, (question.ask(), Duration::ZERO), overlaps, now)
         {
+            seen.granted(request.hashes.len(), decision.hit_blocks);
             return (Answer::Granted(told(desk, request, decision)), Vec::new());
         }
         let nobody = !desk.anyone_for(&question.ask());
@@ -325,9 +348,13 @@ impl Mind {
         let Some(queue) = self.queues.get_mut(model).filter(|queue| !queue.is_empty()) else { return Vec::new() };
         let Some(desk) = self.desks.desk(model) else { return Vec::new() };
         let gone = turns::hand_out(queue, desk, &*self.knowledge, now);
+        let seen = self.seen.entry(model.clone()).or_default();
         let letter = |(entry, decision): (Entry<Asked>, Decision)| {
-            metrics::histogram!(Metric::RouterQueueWait.name()).record(now.saturating_sub(entry.since).as_secs_f64());
+            let waited = now.saturating_sub(entry.since).as_secs_f64();
+            metrics::histogram!(Metric::RouterQueueWait.name()).record(waited);
+            seen.waits.add(waited * 1e3);
             let Asked { question, to } = entry.payload;
+            seen.granted(question.request.hashes.len(), decision.hit_blocks);
             let verdict = Ok(told(desk, &question.request, decision));
             Letter { to, model: model.clone(), verdict }
         };
