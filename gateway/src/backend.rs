@@ -61,6 +61,8 @@ pub enum View {
     Actors,
     /// `starling kv`.
     Caches,
+    /// `starling plan`.
+    Plan,
     /// `starling requests`.
     Requests,
     /// `starling why`.

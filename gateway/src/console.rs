@@ -86,6 +86,7 @@ fn view(what: &str) -> Option<View> {
         "instances" => View::Instances,
         "actors" => View::Actors,
         "kv" => View::Caches,
+        "plan" => View::Plan,
         "requests" => View::Requests,
         other => View::Why(other.strip_prefix("why/")?.parse().ok()?),
     })

@@ -12,7 +12,7 @@ use starling_gateway::View;
 
 use super::{
     rows::{instance_rows, node_rows},
-    serve::{all_actors, caches, requests, why},
+    serve::{all_actors, caches, plans, requests, why},
 };
 
 /// Decisions shown.
@@ -28,6 +28,7 @@ pub(crate) async fn view(mesh: &Mesh, view: View) -> Result<Bytes, Fault> {
         View::Instances => json(&instance_rows(&mesh.snapshot())),
         View::Actors => json(&all_actors(mesh).await),
         View::Caches => json(&caches(mesh).await),
+        View::Plan => json(&plans(mesh).await),
         View::Requests => json(&requests(mesh, REQUESTS).await?),
         View::Why(request) => json(&why(mesh, request.to_string().into()).await),
     }

@@ -87,6 +87,7 @@ async fn console_in_a_browser_shows_nodes_workers_and_why() {
         &id[..12],
         "came of it: 0 prompt tokens cached",
         "queued tokens",
+        "TTFT p50 / p99",
     ] {
         assert!(page.contains(text), "no {text:?} in {page}");
     }

@@ -29,6 +29,7 @@ mod mesh_weather;
 mod moves;
 mod net;
 mod net_edge;
+mod planner;
 mod rest;
 mod serve;
 mod supervision;

@@ -8,7 +8,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use starling_ids::WorkerId;
+use starling_ids::{Incarnation, WorkerId};
 
 use super::{
     fleet::{Fleet, Sides},
@@ -72,8 +72,10 @@ pub struct Plan {
     pending: Option<Pending>,
     /// The last change of role, and when it was begun.
     switched: Option<(Role, Role, Duration)>,
-    /// Workers that were drained to go, until they have gone.
-    drained: Vec<WorkerId>,
+    /// Workers that were drained to go, until they have gone, with the life that was.
+    drained: Vec<(WorkerId, Incarnation)>,
+    /// The life of the worker that is being drained.
+    draining: Incarnation,
     failures: u32,
     retry_at: Duration,
 }
@@ -93,6 +95,7 @@ impl Plan {
             pending: None,
             switched: None,
             drained: Vec::new(),
+            draining: Incarnation(0),
             failures: 0,
             retry_at: Duration::ZERO,
         }
@@ -118,7 +121,7 @@ impl Plan {
             }
         }
         let decision = self.decide(observation, fleet, &need, now);
-        self.begin(&decision.action, now);
+        self.begin(&decision.action, &observation.workers, now);
         Outlook {
             now: fleet,
             wanted: self.wanted(&decision.action, fleet),
@@ -158,7 +161,7 @@ impl Plan {
         if let Action::Scale { remove, .. } = &pending.action {
             // They go now; whether they have gone nobody needs to wait for.
             let removed = remove.clone();
-            self.drained.retain(|worker| !removed.contains(worker));
+            self.drained.retain(|(worker, _)| !removed.contains(worker));
             if !removed.is_empty() {
                 self.settle(now);
             }
@@ -171,7 +174,7 @@ impl Plan {
             |pending: &Pending| matches!(&pending.action, Action::Drain { worker: known, .. } if known == worker);
         if self.pending.as_ref().is_some_and(drains) {
             self.pending = None;
-            self.drained.push(worker.clone());
+            self.drained.push((worker.clone(), self.draining));
         }
     }
 
@@ -186,6 +189,8 @@ impl Plan {
 
     /// Sees what changed since the last look, by this planner or by others.
     fn notice(&mut self, fleet: Fleet, workers: &[WorkerSeen], now: Duration) {
+        // One that was started again takes requests again.
+        self.drained.retain(|(gone, life)| workers.iter().all(|known| known.id != *gone || known.incarnation == *life));
         let before = self.fleet.replace(fleet);
         if before.is_some_and(|before| before != fleet) {
             self.cool_until = self.cool_until.max(now + self.rules.cool());
@@ -198,12 +203,14 @@ impl Plan {
                 workers.iter().find(|known| known.id == *worker).is_none_or(|known| known.role == *to)
             }
             Action::Scale { wanted, .. } => {
-                let there = Fleet::of_all(workers);
-                pending.told && ROLES.into_iter().all(|role| there.count(role) >= wanted.count(role))
+                // Of another role than was wanted is there as well: roles can be changed.
+                pending.told && Fleet::of_all(workers).total() >= wanted.total()
             }
             Action::Drain { .. } => false,
         };
-        let expired = now.saturating_sub(pending.since) >= self.rules.expiry();
+        // A drain lasts as long as what runs there: it is not given up.
+        let drains = matches!(pending.action, Action::Drain { .. });
+        let expired = !drains && now.saturating_sub(pending.since) >= self.rules.expiry();
         if arrived || expired {
             self.settle(now);
         }
@@ -214,8 +221,12 @@ impl Plan {
         self.cool_until = self.cool_until.max(now + self.rules.cool());
     }
 
-    fn begin(&mut self, action: &Action, now: Duration) {
+    fn begin(&mut self, action: &Action, workers: &[WorkerSeen], now: Duration) {
         if self.carries_out(action) {
+            if let Action::Drain { worker, .. } = action {
+                let known = workers.iter().find(|known| known.id == *worker);
+                self.draining = known.map_or(Incarnation(0), |known| known.incarnation);
+            }
             if let Action::Switch { from, to, .. } = action {
                 self.switched = Some((*from, *to, now));
             }
@@ -245,7 +256,8 @@ impl Plan {
         if !self.drained.is_empty() && now >= self.retry_at {
             let reason = "what ran there goes on elsewhere, so it can be stopped".to_owned();
             let wanted = Fleet::of_all(&observation.workers);
-            return Decision { action: Action::Scale { wanted, remove: self.drained.clone() }, reason };
+            let remove = self.drained.iter().map(|(worker, _)| worker.clone()).collect();
+            return Decision { action: Action::Scale { wanted, remove }, reason };
         }
         if now < self.cool_until {
             let secs = (self.cool_until - now).as_secs_f64().ceil();

@@ -76,7 +76,7 @@ pub struct Need {
     pub sides: Sides,
     /// Those that what comes takes, without what has piled up: which side starves does not change it.
     pub flow: Sides,
-    /// Speeds it was reckoned with: the mean of the workers that know theirs.
+    /// Milliseconds of a worker for one prompt token: the mean of the workers that know theirs.
     pub prefill_ms: f64,
     /// Sequences of a batch whose steps keep the target.
     pub batch: f64,
@@ -105,22 +105,22 @@ pub fn need(
     let rates = mean_rates(&sound);
     let drain_secs = rules.interval.as_secs_f64() * DRAIN_LOOKS;
     let waiting = f64::from(observation.seen.waiting) / drain_secs;
-    let prompts = Prompts::new(shape, rates, rules);
+    let token_ms = prompt_token_ms(&sound, rates);
+    let prompts = Prompts::new(shape, (token_ms, rates.step_ms), rules);
     let answers = Answers::new(observation, &sound, shape, (rates, rules));
     let queued: u64 = sound.iter().map(|worker| worker.queued_tokens).sum();
-    let queued = queued as f64 * rates.prefill_ms_per_token / 1e3 / drain_secs;
+    let queued = queued as f64 * token_ms / 1e3 / drain_secs;
     let flow = Sides { prefill: prompts.workers(rate, 0.0), decode: answers.workers(rate, shape) };
     let sides = Sides {
         prefill: piled(prompts.workers(rate + waiting, queued), flow.prefill),
         decode: piled(answers.workers(rate + waiting, shape).max(answers.held()), flow.decode),
     };
     let mut need =
-        Need { sides, flow, prefill_ms: rates.prefill_ms_per_token, batch: answers.batch, ..Need::default() };
+        Need { sides, flow, prefill_ms: token_ms, batch: answers.batch, ..Need::default() };
     let shares = fleet.shares(need.sides);
     let of = |work: f64, there: f64| if there > 0.0 { work / there } else { 0.0 };
     let prefilled: u64 = sound.iter().map(|worker| worker.prefilled).sum();
-    let prefill_ms = prefilled as f64 * rates.prefill_ms_per_token;
-    need.prefill_use = of(prefill_ms / (observation.window.as_secs_f64() * 1e3), shares.prefill);
+    need.prefill_use = of(prefilled as f64 * token_ms / (observation.window.as_secs_f64() * 1e3), shares.prefill);
     need.decode_use = of(answers.running / answers.batch, shares.decode);
     need.kv_use = answers.kv_use;
     need.miss(observation, prompts.alone_ms, rules);
@@ -175,9 +175,9 @@ struct Prompts {
 }
 
 impl Prompts {
-    fn new(shape: &Shape, rates: Rates, rules: &Rules) -> Self {
-        let work_ms = shape.prompt * (1.0 - shape.cached).clamp(0.0, 1.0) * rates.prefill_ms_per_token;
-        let alone_ms = work_ms + rates.step_ms;
+    fn new(shape: &Shape, (token_ms, step_ms): (f64, f64), rules: &Rules) -> Self {
+        let work_ms = shape.prompt * (1.0 - shape.cached).clamp(0.0, 1.0) * token_ms;
+        let alone_ms = work_ms + step_ms;
         // A queue of one server whose work takes equally long waits `u / (2 (1 - u))` of it at the use u; solved for u.
         let spare = 2.0 * (rules.ttft_ms - alone_ms).max(0.0);
         let bearable = if work_ms > 0.0 { spare / (spare + work_ms) } else { 1.0 };
@@ -235,6 +235,13 @@ impl Answers {
         let by_kv = if self.kv_use > KV_MAX { self.kv_use / KV_MAX * self.there } else { 0.0 };
         (self.running / self.batch / self.use_max).max(by_kv)
     }
+}
+
+/// Milliseconds of a worker for a prompt token: its own, and its part of the steps, which are full where there is much to do.
+fn prompt_token_ms(sound: &[&WorkerSeen], rates: Rates) -> f64 {
+    let sum: f64 = sound.iter().map(|worker| f64::from(worker.step_tokens.max(1))).sum();
+    let step_tokens = (sum / sound.len().max(1) as f64).max(1.0);
+    rates.prefill_ms_per_token + rates.step_ms / step_tokens
 }
 
 /// The mean of what workers have learned; the prior while none has.

@@ -26,6 +26,8 @@ pub struct WorkerSeen {
     pub rates: Option<Rates>,
     /// Sequences that it decodes together.
     pub sequences_max: u32,
+    /// Tokens that one of its steps computes, prompts and answers together.
+    pub step_tokens: u32,
     /// KV blocks in its pool.
     pub blocks: u32,
     /// Those of them that live sequences hold.

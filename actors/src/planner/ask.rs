@@ -94,6 +94,7 @@ fn worker_seen(
         removable: stands_alone(snapshot, &worker.id),
         rates: report.and_then(|report| report.rates),
         sequences_max: worker.limits.sequences_max,
+        step_tokens: worker.limits.batch_tokens_max,
         blocks: worker.limits.kv_blocks,
         blocks_pinned: load.blocks_pinned,
         running: load.running,

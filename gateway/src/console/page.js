@@ -121,6 +121,22 @@ function workers(list, kv) {
   show("workers", ...missing(kv.missing), table(columns, rows, "no worker yet: starling join ADDRESS --role worker"));
 }
 
+function plan(all) {
+  const seen = (p50, p99, target) => (p50 === null ? "–" : Math.round(p50) + " / " + Math.round(p99)) + " of " + target + " ms";
+  const rows = all.plans.map((one) => {
+    const now = one.outlook;
+    if (!now) return row(one.model, one.mode, one.leader, ...Array(8).fill(null), "has not looked long enough");
+    const roles = ["both", "prefill", "decode"].filter((role) => now.now[role] + now.wanted[role] > 0);
+    const counts = (fleet) => roles.map((role) => fleet[role] + " " + role).join(", ");
+    const changes = counts(now.now) !== counts(now.wanted);
+    const last = one.past[0] ? age(one.past[0].ago_secs) + " ago, " + one.past[0].outcome + ": " + one.past[0].action : null;
+    const figures = now.figures;
+    return row(one.model, one.mode, one.leader, counts(now.now), { text: counts(now.wanted), look: changes ? "wait" : "good" }, { share: Math.min(1, now.pressure), text: percent(now.pressure) }, figures.rate.toFixed(1), figures.waiting, seen(figures.ttft_p50_ms, figures.ttft_p99_ms, one.ttft_ms), seen(figures.itl_p50_ms, figures.itl_p99_ms, one.itl_ms), last, now.decision.reason);
+  });
+  const columns = ["model", "planner", "leader", "now", "wanted", "load", "requests/s", "waiting", "TTFT p50 / p99", "ITL p50 / p99", "last decision", "says"];
+  show("plan", ...missing(all.missing), table(columns, rows, "no router plans: --planner off, or no worker yet"));
+}
+
 function instances(list) {
   const rows = list.filter((one) => one.kind !== "worker").map((one) => row(one.endpoint, one.node, one.kind, state(one.lifecycle), state(one.routable), pairs(one.labels)));
   show("instances", table(["endpoint", "node", "kind", "life", "routable", "labels"], rows, "none"));
@@ -166,9 +182,10 @@ async function why() {
 }
 
 async function all() {
-  const [members, list, kv, newest] = await Promise.all(["nodes", "instances", "kv", "requests"].map(read));
+  const [members, list, kv, plans, newest] = await Promise.all(["nodes", "instances", "kv", "plan", "requests"].map(read));
   nodes(members);
   workers(list, kv);
+  plan(plans);
   instances(list);
   requests(newest);
   const away = members.filter((node) => node.state !== "alive").length;

@@ -215,6 +215,7 @@ pub(super) fn worker_seen(id: u16, role: Role) -> WorkerSeen {
         removable: true,
         rates: Some(RATES),
         sequences_max: 64,
+        step_tokens: u32::MAX,
         blocks: 100_000,
         blocks_pinned: 0,
         running: 0,

@@ -179,6 +179,30 @@ fn a_drained_worker_is_named_until_it_was_stopped() {
 }
 
 #[test]
+fn a_drained_worker_that_was_started_again_is_left_alone() {
+    let mut cluster = Cluster::new(fleet(2, 0, 0), Cluster::acting());
+    let drained = |action: &Action| match action {
+        Action::Drain { worker, .. } => Some(worker.clone()),
+        _ => None,
+    };
+    let worker = loop {
+        let found = drained(&cluster.look(IDLE).decision.action);
+        if let Some(worker) = found {
+            break worker;
+        }
+    };
+    let mut observation = cluster.flow(IDLE);
+    let again = crate::plan::WorkerSeen {
+        id: worker,
+        incarnation: starling_ids::Incarnation(2),
+        ..worker_seen(0, Role::Both)
+    };
+    observation.workers.push(again);
+    let outlook = cluster.look_at(&observation);
+    assert_eq!((outlook.decision.action, outlook.now.total()), (Action::Hold, 2));
+}
+
+#[test]
 fn a_baseline_takes_differences_and_begins_anew_with_each_life() {
     let router = NodeId::new("r").expect("name");
     let raw = |life: u64, arrivals: u64, prefilled: u64| {

@@ -33,6 +33,7 @@ fn order() -> Order {
         removable: true,
         rates: None,
         sequences_max: 16,
+        step_tokens: 512,
         blocks: 100,
         blocks_pinned: 0,
         running: 0,
