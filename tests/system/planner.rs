@@ -38,7 +38,7 @@ async fn under_load<F: Future<Output = bool>>(
     };
     let load = join_all((0..clients).map(client));
     tokio::select! {
-        () = until(what, PATIENCE, state) => {}
+        _ = until(what, PATIENCE, state) => {}
         _ = load => unreachable!("clients go on for ever"),
     }
 }
@@ -46,16 +46,19 @@ async fn under_load<F: Future<Output = bool>>(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_side_that_starves_gets_a_worker_of_the_other_and_gives_it_back_when_the_load_turns() {
     let cluster = Cluster::new().await;
-    let mut front = cluster.up("front", &ACTS).await;
-    let common = ["--role", "worker", "--sequences-max", "2", "--batch-tokens-max", "512"];
-    let prompts = cluster.join("prompts", &[&front.address], &[&common[..], &["--worker-role", "prefill"]].concat()).await;
+    let targets = ["--planner-ttft-ms", "5000", "--planner-itl-ms", "1000"];
+    let mut front = cluster.up("front", &[&ACTS[..], &targets].concat()).await;
+    // So slow that they are what is short, also where a busy machine makes everything else slow: a prompt takes 0.7 s, a token 0.14 s.
+    let common = ["--role", "worker", "--sequences-max", "2", "--fault", "slow=20"];
+    let prompts =
+        cluster.join("prompts", &[&front.address], &[&common[..], &["--worker-role", "prefill"]].concat()).await;
     let answers = ["--worker-role", "decode", "--workers", "3"];
     let answers = cluster.join("answers", &[&front.address], &[&common[..], &answers].concat()).await;
     front.model.clone_from(&prompts.model);
     let (model, of) = (front.model.clone(), |role: &'static str| now(&cluster, &front, role));
     until("it looks", PATIENCE, async || of("prefill").await == 1 && of("decode").await == 3).await;
     // Long prompts that nobody has seen before, and short answers.
-    let long = |kind: usize, turn: usize| ask_long(&model, &format!("{kind} {turn} {}", "of the sea ".repeat(500)), 4);
+    let long = |kind: usize, turn: usize| ask_long(&model, &format!("{kind} {turn} {}", "of the sea ".repeat(90)), 2);
     under_load("a worker computes prompts", (&front, 6), long, async || of("prefill").await >= 2).await;
     assert!(cluster.lists("answers", &front).await && of("decode").await >= 1, "one that answers stays");
     let said = plan(&cluster, &front).await;
@@ -64,7 +67,7 @@ async fn a_side_that_starves_gets_a_worker_of_the_other_and_gives_it_back_when_t
     assert!(first["reason"].as_str().is_some_and(|reason| reason.contains("prompts need")), "{first}");
     // Then the other way round.
     let before = of("decode").await;
-    let short = |kind: usize, turn: usize| ask_long(&model, &format!("{kind} {turn}"), 300);
+    let short = |kind: usize, turn: usize| ask_long(&model, &format!("{kind} {turn}"), 16);
     under_load("it answers again", (&front, 10), short, async || of("decode").await > before).await;
     drop(answers);
 }
@@ -107,7 +110,11 @@ async fn the_hook_is_told_what_is_wanted_and_whom_to_stop_and_another_router_lea
     let told = order(&files).unwrap();
     assert_eq!((&told["version"], &told["model"]), (&json!(1), &json!(model)), "{told}");
     assert_eq!(told["roles"][0], json!({"role": "both", "now": 1, "wanted": 2}), "{told}");
-    assert_eq!(told["workers"], json!([{"worker": "first/0", "role": "both", "sound": true}]), "{told}");
+    assert_eq!(
+        (&told["workers"][0]["worker"], &told["workers"][0]["role"]),
+        (&json!("first/0"), &json!("both")),
+        "{told}"
+    );
     assert_eq!(told["remove"], json!([]));
     // As whoever starts workers would do.
     let second = cluster.join("second", &[&one.address], &worker).await;

@@ -115,8 +115,7 @@ pub fn need(
         prefill: piled(prompts.workers(rate + waiting, queued), flow.prefill),
         decode: piled(answers.workers(rate + waiting, shape).max(answers.held()), flow.decode),
     };
-    let mut need =
-        Need { sides, flow, prefill_ms: token_ms, batch: answers.batch, ..Need::default() };
+    let mut need = Need { sides, flow, prefill_ms: token_ms, batch: answers.batch, ..Need::default() };
     let shares = fleet.shares(need.sides);
     let of = |work: f64, there: f64| if there > 0.0 { work / there } else { 0.0 };
     let prefilled: u64 = sound.iter().map(|worker| worker.prefilled).sum();

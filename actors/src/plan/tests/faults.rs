@@ -192,11 +192,8 @@ fn a_drained_worker_that_was_started_again_is_left_alone() {
         }
     };
     let mut observation = cluster.flow(IDLE);
-    let again = crate::plan::WorkerSeen {
-        id: worker,
-        incarnation: starling_ids::Incarnation(2),
-        ..worker_seen(0, Role::Both)
-    };
+    let again =
+        crate::plan::WorkerSeen { id: worker, incarnation: starling_ids::Incarnation(2), ..worker_seen(0, Role::Both) };
     observation.workers.push(again);
     let outlook = cluster.look_at(&observation);
     assert_eq!((outlook.decision.action, outlook.now.total()), (Action::Hold, 2));
