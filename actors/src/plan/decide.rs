@@ -189,10 +189,11 @@ impl Plan {
 
     /// Sees what changed since the last look, by this planner or by others.
     fn notice(&mut self, fleet: Fleet, workers: &[WorkerSeen], now: Duration) {
-        // One that was started again takes requests again.
+        // One that was started again takes requests again: that is a change as well.
+        let drained = self.drained.len();
         self.drained.retain(|(gone, life)| workers.iter().all(|known| known.id != *gone || known.incarnation == *life));
         let before = self.fleet.replace(fleet);
-        if before.is_some_and(|before| before != fleet) {
+        if before.is_some_and(|before| before != fleet) || self.drained.len() != drained {
             self.cool_until = self.cool_until.max(now + self.rules.cool());
             self.missed = 0;
         }
