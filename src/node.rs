@@ -23,7 +23,7 @@ use starling_cluster::{
     security::{KeyError, KeyRing},
     supervise::{Policy, SuperviseError},
 };
-use starling_engine::{EngineKind, LoadError, LoadedModel, ModelOptions};
+use starling_engine::{EngineKind, LoadError, LoadedModel, ModelOptions, sidecar::SidecarModel};
 use starling_gateway::{Backend, GatewayConfig};
 use starling_ids::EndpointName;
 use starling_kv::{
@@ -308,7 +308,11 @@ async fn load_model(config: &Config) -> Result<Option<Arc<dyn LoadedModel>>, Sta
         activations: config.activations,
     };
     let file = config.model.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-    let loading = tokio::task::spawn_blocking(move || {
+    let server = config.server.clone();
+    let loading = tokio::task::spawn_blocking(move || -> Result<Arc<dyn LoadedModel>, LoadError> {
+        if let Some(server) = &server {
+            return Ok(Arc::new(SidecarModel::load(&options, server)?));
+        }
         let mut progress = LoadProgress::begin(file.as_deref().unwrap_or(engine_label(options.kind)));
         starling_engine::load(&options, &mut |news| progress.report(&news))
     });
@@ -428,6 +432,7 @@ fn engine_label(engine: EngineKind) -> &'static str {
     match engine {
         EngineKind::Embedded => "embedded",
         EngineKind::Simulated => "simulated",
+        EngineKind::Sidecar(dialect) => dialect.label(),
     }
 }
 

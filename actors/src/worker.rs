@@ -85,7 +85,7 @@ pub struct WorkerShared {
     pub(crate) model: Arc<dyn LoadedModel>,
     /// The blob with the model's tokenizer.
     bundle: Option<BlobDigest>,
-    /// `embedded`, `simulated`: for tables.
+    /// `embedded`, `simulated`, `vllm` …: for tables.
     pub(crate) engine: String,
     /// The tiers below its device; the disk's folder is its own.
     tiers: TierOptions,
@@ -375,6 +375,14 @@ impl Actor for Worker {
                     shared.publish(Lifecycle::Serving, Some(&capabilities));
                 }
                 tracing::info!(worker = %shared.id, model = %capabilities.card.id, "worker serves");
+                Ok(())
+            }
+            WorkerMsg::Engine(EngineNews::Away(reason)) => {
+                // Out of routing until it is back; what it had taken has ended with a fault.
+                if *shared.lifecycle.borrow() == Lifecycle::Serving {
+                    shared.publish(Lifecycle::Warming, None);
+                }
+                tracing::warn!(worker = %shared.id, reason, "worker waits for its engine");
                 Ok(())
             }
             WorkerMsg::Engine(EngineNews::Ended(reason)) => Err(format!("the engine ended: {reason}").into()),

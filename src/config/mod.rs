@@ -15,7 +15,7 @@ use starling_actors::{
     route::{policy::PolicyConfig, queue::QueueConfig, split::Role},
     tree::EngineManner,
 };
-use starling_engine::{Activations, EngineKind, KernelChoice, simulated::faults::Fault};
+use starling_engine::{Activations, EngineKind, KernelChoice, sidecar::ServerOptions, simulated::faults::Fault};
 use starling_ids::{ModelId, NodeId};
 use starling_kv::transport::TransportKind;
 use thiserror::Error;
@@ -111,6 +111,8 @@ pub struct Config {
     pub served_name: Option<ModelId>,
     /// What computes.
     pub engine: EngineKind,
+    /// The server behind it, when it computes in another process.
+    pub server: Option<ServerOptions>,
     /// Inner loops of the embedded engine.
     pub kernel: KernelChoice,
     /// How the embedded engine rounds activations.
@@ -195,7 +197,9 @@ impl Config {
         let embedded = roles.worker && engine == EngineKind::Embedded;
         let gateway_http = roles.gateway.then(|| SocketAddr::from(([127, 0, 0, 1], 0)));
         let kv_mib = read.number("kv-mib", 8..=1_048_576)?;
-        let workers = read.number("workers", 1..=64)?;
+        let server = read.server(engine)?;
+        let workers = read.workers(server.is_some())?;
+        let silent = server.as_ref().is_some_and(|server| server.events.is_none());
         Ok(Self {
             join,
             name: read.parsed("name")?,
@@ -206,6 +210,7 @@ impl Config {
             model: read.path("model")?.or_else(|| embedded.then(default_model).flatten()),
             served_name: read.parsed("served-name")?,
             engine,
+            server,
             kernel: read.kernel()?,
             activations: read.activations()?,
             workers: if roles.worker { narrow(workers) } else { 0 },
@@ -227,7 +232,7 @@ impl Config {
             queue: read.queue()?,
             planner: read.planner()?,
             worker_role: read.parsed("worker-role")?.unwrap_or_default(),
-            manner: read.manner()?,
+            manner: read.manner(silent)?,
             api_keys_file: read.path("api-keys-file")?,
             seeds: read.seeds()?,
             labels: read.labels()?,
@@ -258,7 +263,7 @@ impl Config {
         }
         if !self.manner.adapters.is_empty() && self.engine != EngineKind::Simulated {
             return wrong(
-                "the embedded engine has no adapters: give --engine simulated as well, or leave --adapters out",
+                "only the simulated engine has adapters: give --engine simulated as well, or leave --adapters out",
             );
         }
         if self.manner.fault != Fault::None && self.engine != EngineKind::Simulated {
@@ -266,7 +271,7 @@ impl Config {
                 "only the simulated engine has faults on command: give --engine simulated as well, or leave --fault out",
             );
         }
-        if self.roles.worker && self.engine == EngineKind::Embedded {
+        if self.roles.worker && self.engine != EngineKind::Simulated {
             self.check_model()?;
         }
         Ok(self)
@@ -274,6 +279,12 @@ impl Config {
 
     fn check_model(&self) -> Result<(), ConfigError> {
         let Some(path) = &self.model else {
+            if let Some(server) = &self.server {
+                let dialect = server.dialect;
+                return Err(ConfigError::Together(format!(
+                    "engine {dialect} needs the model's tokenizer: give --model with the model's folder or GGUF file"
+                )));
+            }
             return Err(ConfigError::Together(
                 "no model: neither HOME nor XDG_CACHE_HOME is set, so give --model PATH".to_owned(),
             ));
@@ -385,9 +396,29 @@ mod tests {
         let manner = typed(false, &[("engine", "simulated")]).unwrap().manner;
         assert_eq!((manner.fault, manner.adapters.len()), (Fault::None, 0));
         let refused = typed(false, &[("engine", "embedded"), ("adapters", "law")]);
-        assert!(refused.unwrap_err().to_string().contains("no adapters"));
+        assert!(refused.unwrap_err().to_string().contains("only the simulated engine has adapters"));
         let refused = typed(false, &[("engine", "embedded"), ("fault", "hang")]).and_then(Config::validate);
         assert!(refused.unwrap_err().to_string().contains("--engine simulated"));
+    }
+
+    #[test]
+    fn an_engine_elsewhere_needs_its_address_and_a_tokenizer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_str().unwrap();
+        let (vllm, url) = (("engine", "vllm"), ("engine-url", "http://127.0.0.1:8001"));
+        let config = typed(false, &[vllm, url, ("model", path)]).unwrap();
+        assert_eq!((config.workers, config.manner.kv_silent), (1, true));
+        assert_eq!(config.server.unwrap().url.to_string(), "http://127.0.0.1:8001");
+        let events = ("engine-events", "tcp://127.0.0.1:5557");
+        let config = typed(false, &[vllm, url, events, ("model", path)]).unwrap();
+        assert!(!config.manner.kv_silent && config.server.unwrap().events.is_some());
+        let error = |flags: &[(&'static str, &str)]| typed(false, flags).unwrap_err().to_string();
+        assert!(error(&[vllm, ("model", path)]).contains("--engine-url"));
+        assert!(error(&[vllm, url]).contains("--model"));
+        assert!(error(&[url]).contains("engine-url is for an engine in another process"));
+        assert!(error(&[vllm, url, ("workers", "2"), ("model", path)]).contains("workers"));
+        assert!(error(&[vllm, url, ("engine-replay", "tcp://a:1"), ("model", path)]).contains("--engine-events"));
+        assert!(error(&[("engine", "llama.cpp"), url, events, ("model", path)]).contains("engine-events"));
     }
 
     #[test]
@@ -397,7 +428,10 @@ mod tests {
             ("workers", "many"),
             ("bind", "localhost"),
             ("advertise", "0.0.0.0:7400"),
-            ("engine", "vllm"),
+            ("engine", "tgi"),
+            ("engine-url", "https://a:1"),
+            ("engine-events", "tcp://*:5557"),
+            ("engine-replay", "5558"),
             ("role", "boss"),
             ("log", "xml"),
             ("log-level", "loud"),

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     ConfigError, LogFormat, Roles,
-    layers::{Layered, Value},
+    layers::{Layered, Source, Value},
     settings::setting,
 };
 use starling_actors::{
@@ -22,7 +22,7 @@ use starling_actors::{
     tree::EngineManner,
 };
 use starling_cluster::{discovery::LABEL_MAX, membership::Seeds};
-use starling_engine::{Activations, EngineKind, KernelChoice};
+use starling_engine::{Activations, EngineKind, KernelChoice, sidecar::ServerOptions};
 use starling_kv::transport::TransportKind;
 
 /// Reads typed values out of the layers.
@@ -196,8 +196,9 @@ impl Reader<'_> {
     }
 
     /// What engines have and do beside the model.
-    pub(super) fn manner(&self) -> Result<EngineManner, ConfigError> {
-        let kv_silent = match self.value("kv-events").map_or("on", |value| value.text.as_str()) {
+    /// `silent`: nobody tells what the engine stores.
+    pub(super) fn manner(&self, silent: bool) -> Result<EngineManner, ConfigError> {
+        let off = match self.value("kv-events").map_or("on", |value| value.text.as_str()) {
             "on" => false,
             "off" => true,
             _ => return Err(self.wrong("kv-events")),
@@ -209,7 +210,7 @@ impl Reader<'_> {
         if adapters.len() > 64 || !adapters.iter().all(good) {
             return Err(self.wrong("adapters"));
         }
-        Ok(EngineManner { kv_silent, fault: self.parsed("fault")?.unwrap_or_default(), adapters })
+        Ok(EngineManner { kv_silent: off || silent, fault: self.parsed("fault")?.unwrap_or_default(), adapters })
     }
 
     /// Which roles.
@@ -233,7 +234,50 @@ impl Reader<'_> {
         match self.value("engine").map(|v| v.text.trim()) {
             Some("embedded") => Ok(EngineKind::Embedded),
             Some("simulated") => Ok(EngineKind::Simulated),
-            _ => Err(self.wrong("engine")),
+            Some(word) => word.parse().map(EngineKind::Sidecar).map_err(|_| self.wrong("engine")),
+            None => Err(self.wrong("engine")),
+        }
+    }
+
+    /// The server behind an engine in another process.
+    pub(super) fn server(&self, engine: EngineKind) -> Result<Option<ServerOptions>, ConfigError> {
+        let url = self.parsed("engine-url")?;
+        let (events, replay) = (self.parsed("engine-events")?, self.parsed("engine-replay")?);
+        let key_file = self.path("engine-key-file")?;
+        let EngineKind::Sidecar(dialect) = engine else {
+            let said = ["engine-url", "engine-events", "engine-replay", "engine-key-file"];
+            return match said.into_iter().find(|name| self.value(name).is_some()) {
+                None => Ok(None),
+                Some(name) => Err(ConfigError::Together(format!(
+                    "{name} is for an engine in another process: give --engine vllm, sglang, llama.cpp or openai as well, \
+                     or leave it out"
+                ))),
+            };
+        };
+        let url = url.ok_or_else(|| {
+            ConfigError::Together(format!("engine {dialect} needs the address of its server: give --engine-url URL"))
+        })?;
+        if events.is_some() && !dialect.has_events() {
+            let text = format!("engine-events: an engine of kind {dialect} publishes none; leave it out");
+            return Err(ConfigError::Together(text));
+        }
+        if replay.is_some() && events.is_none() {
+            let text = "engine-replay: give --engine-events as well, which it completes".to_owned();
+            return Err(ConfigError::Together(text));
+        }
+        Ok(Some(ServerOptions { dialect, url, events, replay, key_file }))
+    }
+
+    /// How many workers. There is one in front of a server: more would be the same one.
+    pub(super) fn workers(&self, fronts: bool) -> Result<u64, ConfigError> {
+        let count = self.number("workers", 1..=64)?;
+        let said = self.value("workers").is_some_and(|value| value.source != Source::Default);
+        match (fronts, said && count > 1) {
+            (false, _) => Ok(count),
+            (true, false) => Ok(1),
+            (true, true) => Err(ConfigError::Together(
+                "workers: a process has one worker in front of a server; start a process for each server".to_owned(),
+            )),
         }
     }
 

@@ -179,7 +179,7 @@ pub struct SequenceDelta {
     pub id: SequenceId,
     /// New tokens, in order; often one, empty only when `finish` is an error.
     pub tokens: Vec<SampledToken>,
-    /// Prompt tokens taken from the cache; on the sequence's first delta.
+    /// Prompt tokens taken from the cache; on the sequence's first delta, or on its last where an engine says it only then.
     pub cached_tokens: Option<u32>,
     /// Set once, on the last delta.
     pub finish: Option<FinishReason>,
@@ -211,6 +211,17 @@ pub struct EngineLoad {
     pub tokens_recomputed: u64,
 }
 
+/// A step that was computed in another process, as far as it could be seen from here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Measured {
+    /// How long it took.
+    pub took: Duration,
+    /// Prompt tokens it computed.
+    pub prefilled: u64,
+    /// Tokens it sampled.
+    pub sampled: u64,
+}
+
 /// What one step returned.
 #[derive(Debug, Default)]
 pub struct StepOutput {
@@ -222,6 +233,8 @@ pub struct StepOutput {
     pub takes: Duration,
     /// True when there was nothing to do: the caller waits for a command instead of stepping again.
     pub idle: bool,
+    /// Steps of an engine in another process, to learn its speed from; `None` when this call was the step.
+    pub measured: Option<Vec<Measured>>,
 }
 
 /// Why a sequence was refused; nothing of it is kept.
@@ -262,7 +275,35 @@ pub enum SubmitError {
         /// The bound.
         limit: usize,
     },
+    /// The engine cannot be given this; another kind of engine may be.
+    #[error("`{param}` cannot be given to an engine of kind {engine}")]
+    Unsupported {
+        /// The parameter, as clients call it.
+        param: &'static str,
+        /// The kind of engine.
+        engine: &'static str,
+    },
+    /// The engine runs in another process, which cannot be asked now.
+    #[error("the engine is away: {0}")]
+    Away(String),
 }
+
+/// Why a sequence ended with [`FinishReason::Error`] where there is more to say than that.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SequenceFault {
+    /// The engine's process is gone, silent, or said what cannot be understood.
+    #[error("{0}")]
+    Gone(String),
+    /// It has no room.
+    #[error("{0}")]
+    Busy(String),
+    /// It says that the request is wrong.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Wakes the thread that steps an engine.
+pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
 /// A fault of the engine itself; its actor is restarted.
 #[derive(Debug, Error)]
@@ -289,6 +330,19 @@ pub trait Engine: Send {
     fn step(&mut self) -> Result<StepOutput, EngineError>;
     /// How busy it is now.
     fn load(&self) -> EngineLoad;
+    /// Whether it can be asked now, or why not. An engine in this process always can.
+    ///
+    /// # Errors
+    /// A sentence that says what is missing.
+    fn available(&self) -> Result<(), String> {
+        Ok(())
+    }
+    /// Told once, before the first step: what to call when there is news although nobody gave a command.
+    fn wake_by(&mut self, _wake: Waker) {}
+    /// Why a sequence ended with an error, once, when there is more to say.
+    fn fault(&mut self, _id: SequenceId) -> Option<SequenceFault> {
+        None
+    }
     /// Every block ready for reuse, parents before children: (parent, hash).
     fn inventory(&self) -> Vec<(Option<BlockHash>, BlockHash)>;
     /// The bytes of a ready block in the layout of [`Capabilities::layout_digest`] with its tokens, or `None` when it is gone.

@@ -171,7 +171,7 @@ impl<B: Backend> Engine for CoreEngine<B> {
         let (chosen, takes) = self.compute(&plan)?;
         self.lower.computed(&plan, began, takes);
         let deltas = self.conclude(&plan, chosen);
-        Ok(StepOutput { deltas, events: self.news(), takes, idle: false })
+        Ok(StepOutput { deltas, events: self.news(), takes, ..StepOutput::default() })
     }
 
     fn load(&self) -> EngineLoad {

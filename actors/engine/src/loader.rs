@@ -10,6 +10,7 @@ use crate::{
     bundle::TokenizerBundle,
     contract::{Engine, ModelCard},
     embedded::EmbeddedModel,
+    sidecar::Dialect,
     simulated::SimulatedModel,
 };
 
@@ -20,6 +21,8 @@ pub enum EngineKind {
     Embedded,
     /// A timing model; answers are made up.
     Simulated,
+    /// A server in another process, which speaks this dialect.
+    Sidecar(Dialect),
 }
 
 /// Which version of the embedded engine's inner loops runs. All give the same bits.
@@ -139,5 +142,8 @@ pub fn load(options: &ModelOptions, progress: &mut dyn FnMut(Progress)) -> Resul
     match options.kind {
         EngineKind::Embedded => Ok(Arc::new(EmbeddedModel::load(options, progress)?)),
         EngineKind::Simulated => Ok(Arc::new(SimulatedModel::load(options)?)),
+        EngineKind::Sidecar(dialect) => {
+            Err(LoadError::Options(format!("{dialect}: the address of a server is needed, see SidecarModel::load")))
+        }
     }
 }

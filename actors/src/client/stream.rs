@@ -14,7 +14,7 @@ use futures::{
     Stream, StreamExt,
     stream::{self, BoxStream},
 };
-use starling_cluster::stream::{Opened, StreamError, StreamRx};
+use starling_cluster::stream::{FaultKind, Opened, StreamError, StreamRx};
 use starling_ids::{AttemptId, Incarnation, Metric, WorkerId};
 use tokio::time::Instant;
 
@@ -211,6 +211,12 @@ impl Reader {
 
     /// To another worker; the error is the client's when there is none.
     async fn go_on(&mut self, error: StreamError) -> Result<(), GenerateError> {
+        // An engine in another process may find the request wrong only after its worker took it: no other would do better.
+        if let StreamError::Failed(fault) = &error
+            && fault.kind == FaultKind::Invalid
+        {
+            return Err(GenerateError::Invalid { message: fault.message.clone(), param: fault.param.clone() });
+        }
         if !self.leg.spoke && is_fault(&error) && Instant::now() < self.journey.deadline {
             self.journey.fault_of(&self.leg.worker, self.leg.incarnation, self.leg.hold.as_ref());
         }

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, mpsc::SyncSender};
 
-use starling_engine::{Engine, backend::BlockSlot};
+use starling_engine::{Engine, Waker, backend::BlockSlot};
 use starling_ids::{BlockHash, TokenId};
 use starling_kv::{hash::HashSeed, pool::ReturnBin};
 use tokio::sync::{mpsc, oneshot};
@@ -32,6 +32,13 @@ impl Returns {
     pub(crate) fn push(&self, slots: &[BlockSlot]) {
         // A full channel wakes the thread as well; a closed one has no pool any more.
         self.bin.push(slots, || drop(self.wake.try_send(Command::Wake)));
+    }
+
+    /// What wakes the thread for news of its engine.
+    pub(crate) fn waker(&self) -> Waker {
+        let wake = self.wake.clone();
+        // A full channel wakes the thread as well.
+        Arc::new(move || drop(wake.try_send(Command::Wake)))
     }
 
     /// All since the last call. Cheap when there are none.

@@ -236,6 +236,8 @@ pub(super) fn refusal(error: &SubmitError) -> Fault {
             invalid(error.to_string(), "prompt")
         }
         SubmitError::UnknownToken { .. } => invalid(error.to_string(), "prompt"),
+        SubmitError::Unsupported { param, .. } => invalid(error.to_string(), param),
+        SubmitError::Away(_) => Fault::new(FaultKind::Unavailable, error.to_string()),
     }
 }
 

@@ -22,8 +22,8 @@ use starling_cluster::{
     supervise::Tasks,
 };
 use starling_engine::{
-    Capabilities, Engine, EngineLimits, LoadedModel, SequenceDelta, SequenceId, SequenceRequest, StepOutput,
-    SubmitError,
+    Capabilities, Engine, EngineLimits, LoadedModel, SequenceDelta, SequenceFault, SequenceId, SequenceRequest,
+    StepOutput, SubmitError,
     contract::Carried,
     simulated::faults::{FaultSwitch, Faulty},
 };
@@ -57,8 +57,10 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 /// What the thread tells its actor.
 #[derive(Debug)]
 pub(crate) enum EngineNews {
-    /// The engine is built and takes requests.
+    /// The engine is built, or back, and takes requests.
     Ready(Box<Capabilities>),
+    /// The engine runs elsewhere and cannot be asked now.
+    Away(String),
     /// The thread ends by itself, which it never should.
     Ended(String),
 }
@@ -149,6 +151,8 @@ struct EngineLoop<'a> {
     paused: HashMap<RequestKey, Instant>,
     /// Requests taken.
     admitted: u64,
+    /// Whether the engine could be asked, as the actor was told.
+    told_available: Option<bool>,
 }
 
 impl<'a> EngineLoop<'a> {
@@ -160,8 +164,8 @@ impl<'a> EngineLoop<'a> {
         if let Err(error) = engine.open_tiers(&args.tiers) {
             tracing::error!(worker = %args.worker, %error, "the worker goes on without a disk tier");
         }
+        engine.wake_by(args.returns.waker());
         let capabilities = engine.capabilities().clone();
-        args.limits.get_or_init(|| capabilities.limits.clone());
         if let Some(memory) = engine.memory() {
             let party = Party { worker: args.worker.clone(), incarnation: args.incarnation };
             let (layout, shape, numbers) = (capabilities.layout_digest, args.model.layout(), args.model.numbers());
@@ -169,13 +173,29 @@ impl<'a> EngineLoop<'a> {
             let face = KvFace::new(party, place, &args.returns, &args.agent, &args.tasks);
             args.kv.get_or_init(|| Arc::new(face));
         }
-        (args.tell)(EngineNews::Ready(Box::new(capabilities)));
         let publisher = Publisher::new(args.worker.clone(), args.incarnation, args.epoch, args.silent);
         let lends = args.kv.get().is_some_and(|kv| kv.lower.is_some());
         let meter = Meter::new(&args.worker, lends);
         let (lending, departures) = (Lending::new(args.returns.clone()), Departures::new(args.returns.clone()));
         let paused = HashMap::new();
-        Self { args, engine, ledger: Ledger::new(), publisher, meter, lending, departures, paused, admitted: 0 }
+        let (ledger, admitted, told_available) = (Ledger::new(), 0, None);
+        Self { args, engine, ledger, publisher, meter, lending, departures, paused, admitted, told_available }
+    }
+
+    /// Tells the actor when the engine can be asked, and when it cannot any more.
+    fn tell_available(&mut self) {
+        let available = self.engine.available();
+        if self.told_available.replace(available.is_ok()) == Some(available.is_ok()) {
+            return;
+        }
+        (self.args.tell)(match available {
+            Ok(()) => {
+                let capabilities = self.engine.capabilities().clone();
+                self.args.limits.get_or_init(|| capabilities.limits.clone());
+                EngineNews::Ready(Box::new(capabilities))
+            }
+            Err(why) => EngineNews::Away(why),
+        });
     }
 
     fn run(mut self, stop: &AtomicBool) -> Result<(), String> {
@@ -189,6 +209,7 @@ impl<'a> EngineLoop<'a> {
         let (mut ended, mut step) = (Instant::now(), Duration::ZERO);
         loop {
             self.args.pulse.beat(false);
+            self.tell_available();
             if !self.take_commands(stop) {
                 return Ok(());
             }
@@ -197,7 +218,7 @@ impl<'a> EngineLoop<'a> {
             self.await_arrivals(step, stop);
             let began = Instant::now();
             let output = self.engine.step().map_err(|error| error.to_string())?;
-            let StepOutput { deltas, events, takes, idle } = output;
+            let StepOutput { deltas, events, takes, idle, measured } = output;
             self.publisher.publish(events);
             if !idle {
                 self.publisher.stir();
@@ -210,12 +231,14 @@ impl<'a> EngineLoop<'a> {
             }
             self.lend();
             let took = if takes.is_zero() { began.elapsed() } else { takes };
+            let own = measured.is_none() && !idle;
+            measured.iter().flatten().for_each(|step| self.meter.learn(step));
             step = if idle { Duration::ZERO } else { took };
             if let Some(stats) = self.engine.tier_stats() {
                 self.meter.observe_tiers(&stats);
                 self.args.tiers_told.send_replace(Some(stats));
             }
-            self.meter.observe(&self.args.load, (self.engine.load(), self.admitted), (!idle).then_some(took));
+            self.meter.observe(&self.args.load, (self.engine.load(), self.admitted), own.then_some(took));
             if idle && !self.wait_for_command() {
                 return Ok(());
             }
@@ -390,6 +413,7 @@ impl<'a> EngineLoop<'a> {
 
     /// Passes on what a step brought that began then.
     fn deliver(&mut self, delta: SequenceDelta, began: Instant) {
+        let id = delta.id;
         match self.ledger.apply(delta) {
             Applied::Unknown => {}
             Applied::Frame { key, frame, last } => {
@@ -405,7 +429,8 @@ impl<'a> EngineLoop<'a> {
                 }
             }
             Applied::Failed { key } => {
-                self.give_up(key, Some(Fault::new(FaultKind::Internal, "the engine failed on this request")));
+                let fault = self.engine.fault(id).map_or_else(unsaid, |fault| told(&fault));
+                self.give_up(key, Some(fault));
             }
         }
     }
@@ -424,6 +449,20 @@ impl<'a> EngineLoop<'a> {
         }
         self.meter.observe(&self.args.load, (self.engine.load(), self.admitted), None);
     }
+}
+
+/// What the client is told of a sequence that failed.
+fn told(fault: &SequenceFault) -> Fault {
+    let kind = match fault {
+        SequenceFault::Gone(_) => FaultKind::Unavailable,
+        SequenceFault::Busy(_) => FaultKind::Overloaded,
+        SequenceFault::Refused(_) => FaultKind::Invalid,
+    };
+    Fault::new(kind, fault.to_string())
+}
+
+fn unsaid() -> Fault {
+    Fault::new(FaultKind::Internal, "the engine failed on this request")
 }
 
 /// One answer of a request, which samples with its own seed and has what is left of the budget.

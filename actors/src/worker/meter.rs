@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use starling_engine::EngineLoad;
+use starling_engine::{EngineLoad, Measured};
 use starling_ids::{Metric, WorkerId};
 use starling_kv::tier::{TierLoad, TierStats};
 use tokio::sync::watch;
@@ -71,6 +71,12 @@ impl Meter {
         tracing::debug!(?paused, "a request goes on here");
         let pause = metrics::histogram!(Metric::WorkerMovePause.name(), "worker" => self.gauges.worker.clone());
         pause.record(paused.as_secs_f64());
+    }
+
+    /// Learns from a step that was computed in another process.
+    pub(crate) fn learn(&mut self, step: &Measured) {
+        let Measured { took, prefilled, sampled } = *step;
+        self.rates.learn(StepFacts { took, prefilled, sampled });
     }
 
     /// Enters the load after a step (`took`) or after a change without one; `admitted` requests were taken so far.

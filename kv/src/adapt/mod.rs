@@ -87,6 +87,8 @@ struct Known {
 #[derive(Debug)]
 pub struct Adapter {
     seed: HashSeed,
+    /// The seed that a salt names, where salts are names of seeds.
+    salts: Option<fn(&str) -> Option<HashSeed>>,
     block_tokens: usize,
     blocks_max: usize,
     /// The one group of layers that is read, once it is known.
@@ -103,6 +105,7 @@ impl Adapter {
     pub fn new(seed: HashSeed, block_tokens: usize, blocks_max: usize) -> Self {
         Self {
             seed,
+            salts: None,
             block_tokens: block_tokens.max(1),
             blocks_max,
             group: None,
@@ -110,6 +113,14 @@ impl Adapter {
             present: HashMap::default(),
             left_out: LeftOut::default(),
         }
+    }
+
+    /// Takes salts for names of seeds: whoever asks the engine gave it such ones. Blocks with another salt are left out, since
+    /// nobody else's prompt should find them.
+    #[must_use]
+    pub fn salted_by(mut self, seed_of: fn(&str) -> Option<HashSeed>) -> Self {
+        self.salts = Some(seed_of);
+        self
     }
 
     /// What was left out since the beginning.
@@ -204,7 +215,14 @@ impl Adapter {
             self.left_out.unnamed += count;
             return None;
         };
-        let seed = self.seed.scoped(adapter.as_deref(), salt(stored));
+        let seed = match (self.salts, salt(stored)) {
+            (Some(seed_of), Some(salt)) => seed_of(salt).filter(|_| adapter.is_none()),
+            (_, salt) => Some(self.seed.scoped(adapter.as_deref(), salt)),
+        };
+        let Some(seed) = seed else {
+            self.left_out.unnamed += count;
+            return None;
+        };
         Some(Place { before: Before::Seed(seed), tail: Box::default() })
     }
 

@@ -16,6 +16,7 @@ use serde_json::Value;
 use starling_ids::TokenId;
 
 use super::{
+    Borrowed,
     config::{LlamaConfig, RotaryScaling, rotary_angles},
     map,
     quant::{BLOCK, TensorType},
@@ -79,6 +80,26 @@ pub(super) fn open(path: &Path) -> Result<HfFolder, LoadError> {
     let generation = read_json_if_there(&path.join("generation_config.json"))?;
     let eos_ids = eos_ids(&json, &generation);
     Ok(HfFolder { config, bundle, eos_ids, tensors })
+}
+
+/// Tokenizer and sizes of a folder of any architecture; weights need not be there.
+pub(super) fn voice(path: &Path) -> Result<Borrowed, LoadError> {
+    let config_path = path.join("config.json");
+    let json = read_json(&config_path)?;
+    // Models that see and hear keep what concerns text apart.
+    let count = |key: &str| {
+        let value = json[key].as_u64().or_else(|| json["text_config"][key].as_u64());
+        let value = value.and_then(|value| u32::try_from(value).ok());
+        value.ok_or_else(|| malformed(&config_path, format!("{key} is missing or not a count")))
+    };
+    let (vocab_size, context_length) = (count("vocab_size")?, count("max_position_embeddings")?);
+    let bundle = bundle(path)?;
+    let generation = read_json_if_there(&path.join("generation_config.json"))?;
+    let mut eos_ids = eos_ids(&json, &generation);
+    if eos_ids.is_empty() {
+        eos_ids = self::eos_ids(&json["text_config"], &Value::Null);
+    }
+    Ok(Borrowed { bundle, eos_ids, vocab_size, context_length })
 }
 
 fn config(json: &Value) -> Result<LlamaConfig, String> {

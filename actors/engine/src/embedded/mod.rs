@@ -102,7 +102,7 @@ fn open_gguf(path: &Path) -> Result<Opened, LoadError> {
     Ok(Opened { config, bundle, eos_ids, tensors: Box::new(file) })
 }
 
-/// What the simulated engine borrows of a real model.
+/// What an engine borrows of a real model whose weights it does not read.
 pub(crate) struct Borrowed {
     pub(crate) bundle: TokenizerBundle,
     pub(crate) eos_ids: Vec<TokenId>,
@@ -117,8 +117,23 @@ pub(crate) fn bundle_from(path: &Path) -> Result<Borrowed, LoadError> {
     Ok(Borrowed { bundle, eos_ids, vocab_size: narrow(config.vocab), context_length: narrow(config.context) })
 }
 
+/// The tokenizer of a model of any architecture, which an engine elsewhere computes: weights are not looked at.
+pub(crate) fn voice_from(path: &Path) -> Result<Borrowed, LoadError> {
+    if path.is_dir() {
+        return hf::voice(path);
+    }
+    let malformed = |reason| LoadError::Malformed { path: path.to_owned(), reason };
+    let file = GgufModel::open(map(path)?).map_err(malformed)?;
+    let GgufTokenizer { bundle, eos_ids, vocab } = GgufTokenizer::build(file.header()).map_err(malformed)?;
+    let key = format!("{}.context_length", file.architecture());
+    let context = file.header().unsigned(&key).ok_or_else(|| malformed(format!("metadata {key:?} is missing")))?;
+    let (vocab_size, context_length) =
+        (u32::try_from(vocab).unwrap_or(u32::MAX), u32::try_from(context).unwrap_or(u32::MAX));
+    Ok(Borrowed { bundle, eos_ids, vocab_size, context_length })
+}
+
 /// The name a folder or file suggests: a file's stem without the suffix that tells the quantization.
-fn suggested_name(path: &Path) -> Result<ModelId, LoadError> {
+pub(crate) fn suggested_name(path: &Path) -> Result<ModelId, LoadError> {
     // `.` has a name only once it is resolved; a link keeps its own, it may point at a hash.
     let resolved = if path.file_name().is_none() { path.canonicalize().ok() } else { None };
     let full = resolved.unwrap_or_else(|| path.to_owned());
