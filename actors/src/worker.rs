@@ -382,7 +382,7 @@ impl Actor for Worker {
                 if *shared.lifecycle.borrow() == Lifecycle::Serving {
                     shared.publish(Lifecycle::Warming, None);
                 }
-                tracing::warn!(worker = %shared.id, reason, "worker waits for its engine");
+                tracing::info!(worker = %shared.id, reason, "worker waits for its engine");
                 Ok(())
             }
             WorkerMsg::Engine(EngineNews::Ended(reason)) => Err(format!("the engine ended: {reason}").into()),

@@ -26,7 +26,8 @@ pub(super) fn write(request: &SequenceRequest) -> Call {
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "repeat_penalty": sampling.repetition_penalty,
-        "repeat_last_n": -1,
+        // All of it: newer servers take no word for that.
+        "repeat_last_n": request.prompt.len() + stop.tokens_max as usize,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "logit_bias": bias,
