@@ -17,6 +17,9 @@ Examples:
   starling up --model ~/models/Llama-3.2-1B.gguf --workers 1 --kv-mib 2048
   starling up --kv-host 1GiB --kv-disk /var/cache/starling --kv-disk-size 50GiB
       prompts' caches outlive the process
+  starling up --engine vllm --engine-url http://127.0.0.1:8001 --model DIR
+      --engine-events tcp://127.0.0.1:5557 --engine-replay tcp://127.0.0.1:5558
+      in front of a vLLM that runs already; DIR for its tokenizer
   starling up --engine simulated --http 127.0.0.1:0
       no model is needed; any free port
 

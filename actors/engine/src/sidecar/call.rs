@@ -60,7 +60,8 @@ pub(super) async fn run(shared: &Shared, launch: Launch, outlet: &Outlet) {
         }
     };
     let outcome = fault.as_ref().map_or(outcome, label);
-    metrics::counter!(Metric::EngineCalls.name(), "engine" => shared.dialect.label(), "outcome" => outcome).increment(1);
+    metrics::counter!(Metric::EngineCalls.name(), "engine" => shared.dialect.label(), "outcome" => outcome)
+        .increment(1);
     if let Some(fault) = fault {
         outlet.send(News::Chunk(id, failed(fault))).await;
     }

@@ -284,7 +284,8 @@ impl Engine for SidecarEngine {
         let news = self.io.as_mut().map_err(|why| EngineError::Step(why.clone()))?.news();
         let now = Instant::now();
         let idle = news.is_empty();
-        let mut output = StepOutput { measured: Some(Vec::new()), takes: Duration::ZERO, idle, ..StepOutput::default() };
+        let mut output =
+            StepOutput { measured: Some(Vec::new()), takes: Duration::ZERO, idle, ..StepOutput::default() };
         for news in news {
             self.take(news, now, &mut output);
         }

@@ -31,6 +31,8 @@ const BLOCKS_MAX: usize = 1 << 20;
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// How long the replay socket may be silent while something is asked of it.
 const REPLAY_WITHIN: Duration = Duration::from_secs(5);
+/// How long a subscription may take to be in force.
+const SETTLE: Duration = Duration::from_millis(200);
 /// Between two tries to connect, at first and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// The number by which the replay socket says that it has sent all.
@@ -76,6 +78,8 @@ pub(super) async fn listen(shared: Arc<Shared>, outlet: Outlet) {
             Ok(socket) => {
                 pause = RETRY.0;
                 tracing::info!(%endpoint, "listening to the engine's KV events");
+                // What is asked to be sent again shall reach up to what is published from now on.
+                sleep(SETTLE).await;
                 let mut listener = Listener::new(&shared, &outlet);
                 let error = listener.run(socket).await;
                 // Nobody knows what is stored meanwhile.

@@ -52,7 +52,8 @@ impl Flight {
     pub(super) fn take(&mut self, chunk: Chunk, (eos, vocab): (&[TokenId], u32)) -> Landed {
         let Chunk { mut tokens, cached, end } = chunk;
         if let Some(odd) = tokens.iter().find(|token| token.id >= vocab) {
-            let said = format!("the server says token {}, the model has {vocab}: is --model the server's model?", odd.id);
+            let said =
+                format!("the server says token {}, the model has {vocab}: is --model the server's model?", odd.id);
             return self.fail(SequenceFault::Gone(said));
         }
         let finish = match self.cut(&mut tokens) {

@@ -81,8 +81,7 @@ mod tests {
             vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3.0\nvllm:num_requests_running{engine=\"1\",model_name=\"m\"} 2.0\n\
             vllm:num_requests_waiting{engine=\"0\",model_name=\"m\"} 7.0\nvllm:kv_cache_usage_perc{engine=\"0\",model_name=\"m\"} 0.25\n\
             vllm:cache_config_info{block_size=\"16\",cache_dtype=\"auto\",num_gpu_blocks=\"1000\",num_gpu_blocks_override=\"None\"} 1.0\n";
-        let load =
-            ServerLoad { running: Some(5), waiting: Some(7), kv_share: Some(0.25), kv_tokens: Some(16_000) };
+        let load = ServerLoad { running: Some(5), waiting: Some(7), kv_share: Some(0.25), kv_tokens: Some(16_000) };
         assert_eq!(read(text), load);
     }
 
@@ -94,6 +93,9 @@ mod tests {
         assert_eq!(read(text), load);
         let load = read("llamacpp:requests_processing 2\nllamacpp:requests_deferred 9\n");
         assert_eq!((load.running, load.waiting, load.kv_share), (Some(2), Some(9), None));
-        assert_eq!(read("vllm:num_requests_running NaN\n{} {}\n\nvllm:num_requests_waiting{ -1"), ServerLoad::default());
+        assert_eq!(
+            read("vllm:num_requests_running NaN\n{} {}\n\nvllm:num_requests_waiting{ -1"),
+            ServerLoad::default()
+        );
     }
 }

@@ -15,7 +15,7 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::{net::TcpStream, task::JoinHandle, time::timeout};
+use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 
 /// How long a connection may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -94,16 +94,8 @@ pub(super) struct Server {
 /// An answer whose body comes. Dropping it closes the connection.
 pub(super) struct Answer {
     response: Response<Incoming>,
-    _connection: Connection,
-}
-
-/// The task that drives a connection, ended with it.
-struct Connection(JoinHandle<()>);
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    /// The task that drives the connection, ended with this.
+    _connection: JoinSet<()>,
 }
 
 impl Answer {
@@ -175,7 +167,8 @@ impl Server {
         let broken = |error: hyper::Error| Failure::Broken(error.to_string());
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         // Its error is told by the response.
-        let connection = Connection(tokio::spawn(async move { drop(connection.await) }));
+        let mut driven = JoinSet::new();
+        driven.spawn(async move { drop(connection.await) });
         let mut request = Request::builder().method(method).uri(format!("{prefix}{path}"));
         request = request.header(HOST, format!("{host}:{port}")).header(CONTENT_TYPE, "application/json");
         if let Some(key) = &self.key {
@@ -183,7 +176,7 @@ impl Server {
         }
         let request = request.body(Full::new(body)).map_err(|error| Failure::Broken(error.to_string()))?;
         let response = sender.send_request(request).await.map_err(broken)?;
-        Ok(Answer { response, _connection: connection })
+        Ok(Answer { response, _connection: driven })
     }
 }
 

@@ -68,7 +68,11 @@ impl Inventory {
     pub(super) fn below(&self) -> Vec<TierInventory> {
         let tiers = [(Tier::Host, &self.host), (Tier::Disk, &self.disk)];
         let listed = |blocks: &Parents| blocks.iter().map(|(hash, parent)| (*parent, *hash)).collect();
-        tiers.into_iter().filter(|(_, blocks)| !blocks.is_empty()).map(|(tier, blocks)| (tier, listed(blocks))).collect()
+        tiers
+            .into_iter()
+            .filter(|(_, blocks)| !blocks.is_empty())
+            .map(|(tier, blocks)| (tier, listed(blocks)))
+            .collect()
     }
 }
 

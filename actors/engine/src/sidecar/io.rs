@@ -12,7 +12,10 @@ use std::{
 };
 
 use starling_kv::{events::KvEvent, hash::HashSeed};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::{
+    sync::{Notify, mpsc, oneshot},
+    task::JoinSet,
+};
 
 use super::{
     Dialect, ServerOptions, call,
@@ -161,18 +164,25 @@ impl Drop for Io {
 }
 
 async fn serve(shared: Arc<Shared>, mut launches: mpsc::Receiver<Launch>, outlet: Outlet) {
-    tokio::spawn(health::watch(shared.clone(), outlet.clone()));
-    tokio::spawn(events::listen(shared.clone(), outlet.clone()));
-    while let Some(mut launch) = launches.recv().await {
+    let (mut lasting, mut calls) = (JoinSet::new(), JoinSet::new());
+    lasting.spawn(health::watch(shared.clone(), outlet.clone()));
+    lasting.spawn(events::listen(shared.clone(), outlet.clone()));
+    loop {
+        let launched = tokio::select! {
+            launched = launches.recv() => launched,
+            // Each tells its own end.
+            Some(_) = calls.join_next() => continue,
+        };
+        let Some(mut launch) = launched else { return };
         let (shared, outlet) = (shared.clone(), outlet.clone());
         let given_up = std::mem::replace(&mut launch.given_up, oneshot::channel().1);
-        // Nobody waits for it: it tells its own end. Dropped when it is given up, and its connection with it.
-        drop(tokio::spawn(async move {
+        // Dropped when it is given up, and its connection with it.
+        calls.spawn(async move {
             tokio::select! {
                 biased;
                 _ = given_up => {}
                 () = call::run(&shared, launch, &outlet) => {}
             }
-        }));
+        });
     }
 }

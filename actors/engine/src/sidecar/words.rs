@@ -50,9 +50,8 @@ impl Words {
     pub(super) fn joins_anywhere(&self) -> bool {
         let pieces = ["Hello", " wor", "ld", ",\n", "  x", "yz", " ", "é"];
         let tokens: Result<Vec<Vec<TokenId>>, String> = pieces.iter().map(|piece| self.tokens(piece)).collect();
-        let joined = tokens.and_then(|tokens| {
-            self.tokenizer.decode(&tokens.concat(), false).map_err(|error| error.to_string())
-        });
+        let joined =
+            tokens.and_then(|tokens| self.tokenizer.decode(&tokens.concat(), false).map_err(|error| error.to_string()));
         joined.is_ok_and(|joined| joined == pieces.concat())
     }
 }

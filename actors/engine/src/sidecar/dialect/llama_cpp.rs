@@ -66,7 +66,9 @@ impl Answer {
     fn news(&mut self, data: &Value) -> Result<Vec<SampledToken>, String> {
         let ids = tokens(&data["tokens"])?;
         let text = data["content"].as_str().unwrap_or_default();
-        let Some(total) = count(&data["tokens_predicted"]) else { return Err("tokens_predicted is missing".to_owned()) };
+        let Some(total) = count(&data["tokens_predicted"]) else {
+            return Err("tokens_predicted is missing".to_owned());
+        };
         let lacking = total.saturating_sub(self.said) as usize;
         self.said = total;
         if ids.len() < lacking && !text.is_empty() {

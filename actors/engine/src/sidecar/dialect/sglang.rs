@@ -65,7 +65,8 @@ impl Answer {
 
     /// What is new, with its probabilities: the last tokens of the list, whether it is all of the answer or what is new.
     fn news(&mut self, data: &Value, total: usize) -> Result<Vec<SampledToken>, String> {
-        let ids = tokens(&data["output_ids"]).map_err(|_| "output_ids are missing; a newer SGLang is needed".to_owned())?;
+        let ids =
+            tokens(&data["output_ids"]).map_err(|_| "output_ids are missing; a newer SGLang is needed".to_owned())?;
         let new = total.checked_sub(self.said).filter(|new| *new <= ids.len());
         let new = new.ok_or_else(|| {
             let (said, here) = (self.said, ids.len());
