@@ -17,7 +17,8 @@ async fn wrong_settings_end_with_2_and_one_line() {
     std::fs::write(&file, "worker = 2\n").unwrap();
     for (args, says) in [
         (vec!["up", "--workers", "0"], "workers"),
-        (vec!["up", "--engine", "vllm"], "embedded or simulated"),
+        (vec!["up", "--engine", "tgi"], "embedded, simulated, vllm"),
+        (vec!["up", "--engine", "vllm"], "--engine-url"),
         (vec!["up", "--config", file.to_str().unwrap()], "did you mean `workers`?"),
         (vec!["up", "--model", "/nowhere.gguf"], "/nowhere.gguf"),
         (vec!["join", "--engine", "simulated"], "seed"),

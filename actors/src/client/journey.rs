@@ -294,7 +294,10 @@ fn goes_on(error: &StreamError) -> bool {
     match error {
         StreamError::Broken(_) | StreamError::Inactive(_) | StreamError::Connect { .. } => true,
         StreamError::Failed(fault) => {
-            matches!(fault.kind, FaultKind::Unavailable | FaultKind::Draining | FaultKind::StaleIncarnation)
+            // A server behind a worker may find that it has no room only after the worker took the request.
+            let worker =
+                matches!(fault.kind, FaultKind::Unavailable | FaultKind::Draining | FaultKind::StaleIncarnation);
+            worker || fault.kind == FaultKind::Overloaded
         }
         _ => false,
     }
