@@ -13,29 +13,16 @@ usual gap before it, the time until the first worker has nothing left; then the 
 """
 
 import argparse
-import json
-import pathlib
 import re
-import shutil
 import statistics
-import subprocess
-import tempfile
 import threading
 import time
 import urllib.request
 
-from peer_pull import Stream, prompt, start
+from nodes import Cluster, metric, prompt
 
 MOVED = r'starling_gateway_moved_total\{outcome="moved"\}'
 RECOMPUTED = r"starling_worker_tokens_recomputed_total"
-
-
-def metric(nodes, pattern):
-    total = 0.0
-    for _, facts in nodes:
-        text = urllib.request.urlopen(f"http://{facts['http']}/metrics", timeout=10).read().decode()
-        total += sum(float(line.split()[-1]) for line in text.splitlines() if re.match(pattern, line))
-    return total
 
 
 def paused(nodes):
@@ -51,72 +38,32 @@ def paused(nodes):
     return metric(nodes, name + "_count"), metric(nodes, name + "_sum"), buckets
 
 
-class Timed(Stream):
-    """A stream that notes when each piece came."""
-
-    def follow(self):
-        self.times = []
-        for line in self.response:
-            if line.startswith(b"data: {"):
-                for choice in json.loads(line[6:]).get("choices", []):
-                    if choice.get("text"):
-                        self.times.append(time.perf_counter())
-                        self.text += choice["text"]
+def role(cluster, name, role):
+    """Steers new requests: a worker that only computes prompts takes none while another one answers."""
+    cluster.verb("role", f"{name}/0", role)
+    # The router looks at the directory a few times a second.
+    time.sleep(1)
 
 
-class Cluster:
-    def __init__(self, arguments, home):
-        self.binary, self.home = arguments.binary, home
-        model = ["--model", arguments.model] if arguments.model else []
-        front = [self.binary, "up", "--name", "front", "--role", "router,gateway", "--http", "127.0.0.1:0", "--bind", "127.0.0.1:0"]
-        self.nodes = [start(front + ["--data-dir", str(home / "front")], home / "front")]
-        facts = json.dumps({key: value for key, value in self.nodes[0][1].items() if key != "http"})
-        seed = re.search(r"127\.0\.0\.1:\d+", facts).group()
-        for name in ["one", "two"]:
-            join = [self.binary, "join", seed, "--name", name, "--role", "worker", "--http", "127.0.0.1:0", "--log-level", "warn"]
-            join += ["--data-dir", str(home / name), "--key-file", str(home / "front" / "cluster.key"), "--workers", "1",
-                     "--threads", str(arguments.threads)]
-            self.nodes.append(start(join + model, home / name))
-        self.http = self.nodes[0][1]["http"]
-
-    def verb(self, *words):
-        command = [self.binary, *words, "--data-dir", str(self.home / "front")]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(words)}: {done.stdout}{done.stderr}")
-        return done.stdout
-
-    def role(self, name, role):
-        """Steers new requests: a worker that only computes prompts takes none while another one answers."""
-        self.verb("role", f"{name}/0", role)
-        # The router looks at the directory a few times a second.
-        time.sleep(1)
-
-    def end(self):
-        for node, _ in self.nodes:
-            node.kill()
-            node.wait()
-
-
-def run(cluster, model, texts, arguments, salt):
-    streams = [Timed(cluster.http, model, text, arguments.tokens, salt) for text in texts]
+def run(cluster, texts, arguments, salt):
+    streams = [cluster.stream(text, arguments.tokens, salt=salt) for text in texts]
     threads = [threading.Thread(target=stream.follow) for stream in streams]
     for thread in threads:
         thread.start()
     return streams, threads
 
 
-def round_of(cluster, model, texts, whole, arguments, number):
+def round_of(cluster, texts, whole, arguments, number):
     source, target = ("one", "two") if number % 2 == 0 else ("two", "one")
-    cluster.role(source, "both")
-    cluster.role(target, "prefill")
+    role(cluster, source, "both")
+    role(cluster, target, "prefill")
     before = metric(cluster.nodes, MOVED), metric(cluster.nodes, RECOMPUTED)
     count, seconds, _ = paused(cluster.nodes)
-    streams, threads = run(cluster, model, texts, arguments, f"round-{number}")
+    streams, threads = run(cluster, texts, arguments, f"round-{number}")
     while any(len(getattr(stream, "times", [])) < arguments.tokens // 4 for stream in streams):
         time.sleep(0.01)
     running = metric(cluster.nodes[1 + number % 2:2 + number % 2], "starling_worker_sequences_running")
-    cluster.role(target, "both")
+    role(cluster, target, "both")
     begun = time.perf_counter()
     cluster.verb("role", f"{source}/0", "prefill")
     while metric(cluster.nodes[1 + number % 2:2 + number % 2], "starling_worker_sequences_running") > 0:
@@ -152,22 +99,22 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of each worker; more than the cores together make every step slow")
     arguments = parser.parse_args()
-    home = pathlib.Path(tempfile.mkdtemp(prefix="migrate-"))
-    cluster = Cluster(arguments, home)
+    cluster = Cluster(arguments.binary, "migrate")
+    same = ["--role", "worker", "--workers", "1", "--threads", str(arguments.threads)] + (["--model", arguments.model] if arguments.model else [])
     try:
-        while cluster.verb("instances").count(" serving ") < 2:
-            time.sleep(0.1)
-        model = json.loads(urllib.request.urlopen(f"http://{cluster.http}/v1/models", timeout=30).read())["data"][0]["id"]
+        cluster.add("front", "--role", "router,gateway")
+        for name in ("one", "two"):
+            cluster.add(name, *same)
+        cluster.ready(2)
         texts = [prompt(arguments.prompt, seed) for seed in range(arguments.streams)]
-        streams, threads = run(cluster, model, texts, arguments, "whole")
+        streams, threads = run(cluster, texts, arguments, "whole")
         for thread in threads:
             thread.join()
         whole = [stream.text for stream in streams]
-        rounds = [round_of(cluster, model, texts, whole, arguments, number) for number in range(arguments.rounds)]
+        rounds = [round_of(cluster, texts, whole, arguments, number) for number in range(arguments.rounds)]
         count, seconds, buckets = paused(cluster.nodes)
     finally:
         cluster.end()
-        shutil.rmtree(home, ignore_errors=True)
     bound = [min(bucket for bucket, moves in buckets.items() if moves >= count * share) for share in (0.5, 0.99)]
     print(f"pauses of {count:.0f} moves: mean {1e3 * seconds / count:.1f} ms, p50 at most {1e3 * bound[0]:.0f} ms, p99 at most {1e3 * bound[1]:.0f} ms (bar 60)")
     pauses = sorted(pause for of_round, _ in rounds for pause in of_round)

@@ -5,29 +5,24 @@
 Each prompt (about 272 to 288 tokens) is answered by one worker first (one process). Then: by a prefill and a decode node (two processes);
 by two worker nodes that change roles while the answers run, eight at a time, so that every running one moves (three processes,
 answers of 48 tokens at least; the shorter ones of the other ways are the beginnings of the whole ones); by a node that was ended in order and started again
-with its disk tier (one process); by a node that pulls the prompt's blocks from another one (two processes). Prints for each how
+with its disk tier (one process); by a node that pulls the prompt's blocks from another one, from its device or from its host's
+memory (two processes each). Prints for each how
 many texts are the same, how many requests really went that way, and how many tokens were computed a second time. Exits with 1
 when a text differs, a request did not go its way, or a token was computed again. Nothing but the standard library.
 """
 
 import argparse
-import json
-import pathlib
-import re
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-import urllib.request
 
-from peer_pull import Stream, metric, prompt, settled, start
+import nodes
+from nodes import prompt, settled, stop
 
 MOVED = r'starling_gateway_moved_total\{outcome="moved"\}'
 RECOMPUTED = r"starling_worker_tokens_recomputed_total"
 RUNNING = r"starling_worker_sequences_running"
+RAISED = r"starling_transfer_raised_blocks_total\{outcome=\"host\"\}"
 FETCHED = r"starling_kv_tier_fetched_blocks_total"
 AT_ONCE = 8
 
@@ -36,63 +31,23 @@ def sourced(kind):
     return rf'starling_worker_sourced_total\{{kind="{kind}",outcome="complete"\}}'
 
 
-class Cluster:
+class Cluster(nodes.Cluster):
     """Some nodes, one worker each; the first one has the gateway."""
 
     def __init__(self, arguments):
-        self.arguments, self.home, self.nodes = arguments, pathlib.Path(tempfile.mkdtemp(prefix="same-text-")), []
-        self.key = None
+        super().__init__(arguments.binary, "same-text")
+        self.arguments = arguments
 
-    def add(self, name, *options, front=False):
-        folder = self.home / name
-        command = [self.arguments.binary, "up"]
-        if self.nodes:
-            facts = json.dumps({key: value for key, value in self.nodes[0][1].items() if key != "http"})
-            seed = re.search(r"127\.0\.0\.1:\d+", facts).group()
-            command = [self.arguments.binary, "join", seed, "--key-file", str(self.home / self.first / "cluster.key")]
-        else:
-            self.first = name
-            command += ["--bind", "127.0.0.1:0"]
-        command += ["--name", name, "--http", "127.0.0.1:0", "--data-dir", str(folder), "--log-level", "warn", *options]
+    def add(self, name, *options, front=False, kv_mib=256):
         if not front:
-            command += ["--workers", "1", "--kv-mib", "256", "--threads", "1"]
+            options += ("--workers", "1", "--kv-mib", str(kv_mib), "--threads", "1")
             # The simulated engine's words depend on the bytes of its KV memory; small steps make a prompt worth moving.
-            slow = ["--engine", "simulated", "--batch-tokens-max", "64"]
-            command += slow if self.arguments.engine == "simulated" else []
-            command += ["--model", self.arguments.model] if self.arguments.model else []
-        self.nodes.append(start(command, folder))
-        if len(self.nodes) == 1:
-            self.http = self.nodes[0][1]["http"]
-
-    def verb(self, *words):
-        done = subprocess.run([self.arguments.binary, *words, "--data-dir", str(self.home / self.first)], capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(words)}: {done.stdout}{done.stderr}")
-        return done.stdout
-
-    def ready(self, workers):
-        for _ in range(600):
-            if len(re.findall(r"worker.*alive +yes", self.verb("instances"))) >= workers:
-                break
-            time.sleep(0.1)
-        self.model = json.loads(urllib.request.urlopen(self.get("/v1/models"), timeout=30).read())["data"][0]["id"]
-        return self
-
-    def get(self, path):
-        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
-        return urllib.request.Request(f"http://{self.http}{path}", headers=headers)
+            options += ("--engine", "simulated", "--batch-tokens-max", "64") if self.arguments.engine == "simulated" else ()
+            options += ("--model", self.arguments.model) if self.arguments.model else ()
+        super().add(name, *options)
 
     def ask(self, text, tokens, **more):
-        return Stream(self.http, self.model, text, tokens, key=self.key, **more).read().text
-
-    def count(self, pattern):
-        return metric(self.nodes, pattern)
-
-    def end(self):
-        for node, _ in self.nodes:
-            node.kill()
-            node.wait()
-        shutil.rmtree(self.home, ignore_errors=True)
+        return self.stream(text, tokens, **more).read().text
 
 
 def whole(arguments, prompts):
@@ -129,7 +84,7 @@ def moved(arguments, prompts):
             cluster.verb("role", f"{source}/0", "both")
             cluster.verb("role", f"{target}/0", "prefill")
             time.sleep(1)
-            streams = [Stream(cluster.http, cluster.model, text, max(48, arguments.answer)) for text in prompts[first:first + AT_ONCE]]
+            streams = [cluster.stream(text, max(48, arguments.answer)) for text in prompts[first:first + AT_ONCE]]
             for stream in streams:
                 stream.read(until_first=True)
             cluster.verb("role", f"{target}/0", "both")
@@ -155,9 +110,7 @@ def restored(arguments, prompts):
     try:
         for text in prompts:
             cluster.ask(text, 1)
-        node, _ = cluster.nodes.pop()
-        node.send_signal(signal.SIGTERM)
-        node.wait(timeout=120)
+        stop(cluster.nodes.pop()[0])
         cluster.add("box", *disk)
         cluster.ready(1)
         texts, ways = [], 0
@@ -192,7 +145,32 @@ def pulled(arguments, prompts):
         cluster.end()
 
 
-WAYS = {"split": split, "moved": moved, "restored": restored, "pulled": pulled}
+def lent(arguments, prompts):
+    """As `pulled`, when the peer's device has none of it any more: it has room for a tenth of the prompts, its host's memory for all."""
+    cluster = Cluster(arguments)
+    cluster.key, keys = "key-of-this-bench", cluster.home / "keys"
+    keys.write_text(f"{cluster.key} scopes=pin\n")
+    others = [prompt(280, 9_000 + number) for number in range(20)]
+    cluster.add("box", "--api-keys-file", str(keys), "--kv-host", "4GiB", kv_mib=64)
+    cluster.add("far", "--role", "worker")
+    cluster.ready(2)
+    cluster.ask(prompt(40, 1), 64, worker="box/0")
+    cluster.ask(prompt(40, 2), 64, worker="far/0")
+    try:
+        for text in prompts + others:
+            cluster.ask(text, 1, worker="box/0")
+        time.sleep(0.5)
+        texts, ways = [], 0
+        for text in prompts:
+            before = cluster.count(RAISED)
+            texts.append(cluster.ask(text, arguments.answer, worker="far/0"))
+            ways += cluster.count(RAISED) - before >= 15
+        return texts, ways, cluster.count(RECOMPUTED)
+    finally:
+        cluster.end()
+
+
+WAYS = {"split": split, "moved": moved, "restored": restored, "pulled": pulled, "lent": lent}
 
 
 def main():

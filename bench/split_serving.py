@@ -16,21 +16,14 @@ standard library.
 
 import argparse
 import collections
-import http.client
-import json
 import os
 import pathlib
-import re
-import shutil
 import signal
 import statistics
-import subprocess
-import tempfile
 import threading
 import time
-import urllib.request
 
-from peer_pull import Stream, metric, prompt, start
+from nodes import Cluster, Stream, metric, prompt
 
 WHOLE, SPLIT, CONTROL = "one worker", "prefill and decode", "two strangers"
 SOURCED = r'starling_worker_sourced_total\{kind="split",outcome="complete"\}'
@@ -38,46 +31,15 @@ BYTES = r"starling_transfer_bytes_total"
 RATE = r"starling_transfer_bytes_per_second"
 
 
-class Timed(Stream):
-    """A stream that notes when each piece came."""
-
-    def follow(self):
-        self.times = []
-        try:
-            for line in self.response:
-                if line.startswith(b"data: {"):
-                    now = time.perf_counter()
-                    for choice in json.loads(line[6:]).get("choices", []):
-                        if choice.get("text"):
-                            self.times.append(now)
-        except (OSError, ValueError, AttributeError, http.client.HTTPException):
-            pass  # It was left.
-
-
-def nodes(arguments, home, kind):
-    same = ["--workers", "1", "--threads", "1", "--log-level", "warn"]
-    same += ["--model", arguments.model] if arguments.model else []
-
-    def up(name, role):
-        command = [arguments.binary, "up", "--name", name, "--http", "127.0.0.1:0", "--bind", "127.0.0.1:0", "--data-dir", str(home / name)]
-        return start(command + same + ["--worker-role", role], home / name)
-
+def nodes(arguments, kind):
+    same = ["--workers", "1", "--threads", "1"] + (["--model", arguments.model] if arguments.model else [])
+    cluster = Cluster(arguments.binary, "split-serving")
+    cluster.add("box", "--worker-role", "decode" if kind == SPLIT else "both", *same)
     if kind == CONTROL:
-        found, wanted = [up("box", "both"), up("far", "both")], 1
+        cluster.add("far", "--worker-role", "both", *same, alone=True)
     elif kind == SPLIT:
-        found, wanted = [up("box", "decode")], 2
-        facts = json.dumps({key: value for key, value in found[0][1].items() if key != "http"})
-        seed = re.search(r"127\.0\.0\.1:\d+", facts).group()
-        join = [arguments.binary, "join", seed, "--name", "far", "--role", "worker", "--http", "127.0.0.1:0", "--worker-role", "prefill"]
-        found.append(start(join + same + ["--data-dir", str(home / "far"), "--key-file", str(home / "box" / "cluster.key")], home / "far"))
-    else:
-        found, wanted = [up("box", "both")], 1
-    for _ in range(300):
-        rows = subprocess.run([arguments.binary, "instances", "--data-dir", str(home / "box")], capture_output=True, text=True)
-        if len(re.findall(r"worker.*alive +yes", rows.stdout)) >= wanted:
-            return found
-        time.sleep(0.1)
-    raise SystemExit("the workers are not ready")
+        cluster.add("far", "--role", "worker", "--worker-role", "prefill", *same)
+    return cluster.ready(2 if kind == SPLIT else 1)
 
 
 def gaps(streams, begin, end):
@@ -140,11 +102,10 @@ def percentile(values, share):
 
 
 def measure(arguments, kind):
-    home = pathlib.Path(tempfile.mkdtemp(prefix="split-serving-"))
-    found = nodes(arguments, home, kind)
+    cluster = nodes(arguments, kind)
+    found, model = cluster.nodes, cluster.model
     try:
         address, prompts = found[0][1]["http"], found[-1 if kind == CONTROL else 0][1]["http"]
-        model = json.loads(urllib.request.urlopen(f"http://{address}/v1/models", timeout=30).read())["data"][0]["id"]
         for seed in range(4):
             Stream(address, model, prompt(100, 50 + seed), 32).read()
         Stream(prompts, model, prompt(300, 60), 4).read()
@@ -152,7 +113,7 @@ def measure(arguments, kind):
         quiet = [Stream(prompts, model, prompt(arguments.tokens, 100 + seed), 16).read() for seed in range(arguments.prompts)]
         came, splits = metric(found, BYTES) - before[0], metric(found, SOURCED) - before[1]
         rate = metric(found, RATE)
-        streams = [Timed(address, model, prompt(60, 200 + seed), 1500) for seed in range(arguments.streams)]
+        streams = [Stream(address, model, prompt(60, 200 + seed), 1500) for seed in range(arguments.streams)]
         threads = [threading.Thread(target=stream.follow, daemon=True) for stream in streams]
         for thread in threads:
             thread.start()
@@ -168,10 +129,7 @@ def measure(arguments, kind):
         for stream in streams:
             stream.leave()
     finally:
-        for node, _ in found:
-            node.kill()
-            node.wait()
-        shutil.rmtree(home, ignore_errors=True)
+        cluster.end()
     ttft = statistics.median(stream.first for stream in quiet)
     print(f"{kind}: TTFT p50 {ttft:.0f} ms ({min(s.first for s in quiet):.0f} to {max(s.first for s in quiet):.0f}), beside {len(streams)} answers "
           f"{statistics.median(s.first for s in busy):.0f} ms; {splits:.0f} of {arguments.prompts} split", flush=True)
