@@ -35,4 +35,5 @@ mod rest;
 mod serve;
 mod sidecar;
 mod supervision;
+mod tiers;
 mod transfer_faults;
