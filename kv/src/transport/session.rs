@@ -32,6 +32,8 @@ const TELLING_BYTES: u64 = 256 << 10;
 pub(crate) trait Wire: 'static {
     /// Moves one batch that fits its local region. On return nothing touches its pages any more.
     fn run(&mut self, batch: &Batch, progress: &Progress) -> Result<(), TransferError>;
+    /// Does what the outcome of the last batch need not wait for. Never waits.
+    fn afterwards(&mut self) {}
 }
 
 /// Bytes per second, learned: each transfer moves the estimate a fifth of the way.
@@ -171,5 +173,6 @@ fn work(mut wire: impl Wire, queue: &Receiver<(Batch, Arc<Progress>)>, shared: &
         // The hold goes before the outcome is known: whoever awaits may reuse the pages at once.
         drop(batch);
         progress.end(outcome.map(|()| Done { bytes, took }));
+        wire.afterwards();
     }
 }

@@ -5,7 +5,7 @@
 //! use, and its death or its freeze is seen. A peer that maps a region can read all of it: `shm` is offered to processes
 //! of the same user only, checked by the kernel's word for it.
 //! A small pull whose pages have checksums is copied while the owner decides: it waits for the owner's yes before it counts, and
-//! what its checksums vouch for needs no second word, so its end is told and not waited for.
+//! what its checksums vouch for needs no second word, so its end is told after it is over, and the answer is not waited for.
 //! Never: lets what was copied count before the owner's gate said yes.
 
 use std::{
@@ -14,6 +14,8 @@ use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
+
+use rustix::io;
 
 use super::{
     Transport,
@@ -68,7 +70,7 @@ impl Transport for Shm {
         let name =
             peer.address(TransportKind::Shm).filter(|_| peer.machine == self.machine && !self.machine.is_empty());
         let name = name.ok_or_else(|| TransferError::Unreachable("no shared memory with the peer".to_owned()))?;
-        let wire = ShmWire { name: name.to_owned(), socket: None, owed: false, maps: HashMap::new() };
+        let wire = ShmWire { name: name.to_owned(), socket: None, untold: None, owed: false, maps: HashMap::new() };
         Session::start(TransportKind::Shm, peer.host, wire)
     }
 }
@@ -79,6 +81,8 @@ const SMALL: u64 = 1 << 20;
 struct ShmWire {
     name: String,
     socket: Option<OwnedFd>,
+    /// What is to be told of the end of the last batch.
+    untold: Option<Vec<u8>>,
     /// The owner still has to answer an end that was not waited for.
     owed: bool,
     /// The peer's regions that were mapped, to read or to write. A host's name is its own for ever, so they stay valid.
@@ -90,7 +94,7 @@ impl Wire for ShmWire {
         let socket = match self.socket.take().filter(|socket| !hung_up(socket.as_fd())) {
             Some(socket) => socket,
             None => {
-                self.owed = false;
+                (self.owed, self.untold) = (false, None);
                 sockets::dial_local(&self.name, progress)?
             }
         };
@@ -111,6 +115,16 @@ impl Wire for ShmWire {
         }
         self.socket = Some(socket);
         Ok(())
+    }
+
+    fn afterwards(&mut self) {
+        let Some(end) = self.untold.take() else { return };
+        let told = self.socket.as_ref().and_then(|socket| io::write(socket, &end).ok());
+        self.owed = told == Some(end.len());
+        if !self.owed {
+            // A connection that goes says the same.
+            self.socket = None;
+        }
     }
 }
 
@@ -141,8 +155,8 @@ impl ShmWire {
         if Instant::now() >= begun.lease {
             return begun.end();
         }
-        self.owed = true;
-        begun.end_unheard()
+        self.untold = Some(begun.saying(Op::End));
+        Ok(())
     }
 
     /// Maps the peer's region, with the first grant that allows it.
@@ -218,20 +232,14 @@ impl<'a> Begun<'a> {
         self.say(Op::End).map(drop)
     }
 
-    /// Tells the owner that the pages are quiet. The answer is still to be taken.
-    fn end_unheard(self) -> Result<(), TransferError> {
-        self.tell(Op::End)
-    }
-
     fn say(&self, op: Op) -> Result<u32, TransferError> {
-        self.tell(op)?;
+        send(self.socket.as_fd(), &self.saying(op), self.progress)?;
         answered(self.socket, self.progress)
     }
 
-    fn tell(&self, op: Op) -> Result<(), TransferError> {
+    fn saying(&self, op: Op) -> Vec<u8> {
         let ask = request(op, self.batch, self.progress.until());
-        let ask = Request { pages: Vec::new(), checksums: Checksums::None, ..ask };
-        send(self.socket.as_fd(), &ask.encode(), self.progress)
+        Request { pages: Vec::new(), checksums: Checksums::None, ..ask }.encode()
     }
 }
 
