@@ -12,23 +12,21 @@ use super::{
     table::{Hashes, Print, Table},
 };
 
-/// Blocks that are worked on together.
-pub(super) const AT_ONCE: usize = 64;
-/// Table entries that are on their way to the cache while one is worked on: about as many as a processor waits for.
-pub(super) const AHEAD: usize = 16;
+/// Blocks that are worked on together, a microsecond or less; the table entries of the next ones are on their way to the cache
+/// meanwhile: about as many as a processor waits for. A reader that waits gets in when these are done.
+pub(super) const QUANTUM: usize = 16;
 
 /// The prints of some blocks.
-pub(super) type Prints = [Print; AT_ONCE];
+pub(super) type Prints = [Print; QUANTUM];
 
-/// The prints of the first [`AT_ONCE`] blocks; the first [`AHEAD`] are shown to `warm`, the others are whoever's who goes
-/// through them.
+/// The prints of the first [`QUANTUM`] blocks, each shown to `warm`.
 #[inline]
 pub(super) fn prints(hashes: &[BlockHash], warm: impl Fn(Print)) -> Prints {
-    let mut prints = [Print::default(); AT_ONCE];
+    let mut prints = [Print::default(); QUANTUM];
     for (print, hash) in prints.iter_mut().zip(hashes) {
         *print = Print::of(*hash);
+        warm(*print);
     }
-    prints.iter().take(AHEAD.min(hashes.len())).for_each(|print| warm(*print));
     prints
 }
 
@@ -67,11 +65,8 @@ impl Blocks {
         let (number, at) = split(before);
         let last = number == self.pages.open && self.pages.get(number).fill as usize == at + 1;
         let room = if last { PAGE - 1 - at } else { 0 };
-        let lacks = |(at, print): &(usize, &Print)| {
-            prints.get(at + AHEAD).iter().for_each(|later| self.heads.warm(**later));
-            self.heads.lacks(**print)
-        };
-        let most = prints.iter().enumerate().take(room.min(hashes.len())).take_while(lacks).count();
+        let lacks = |print: &&Print| self.heads.lacks(**print);
+        let most = prints.iter().take(room.min(hashes.len())).take_while(lacks).count();
         self.pages.append_run(at + 1, &hashes[..most]);
         most
     }

@@ -61,10 +61,15 @@ impl<T> ShortLock<T> {
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether readers wait: a writer that holds the lock asks now and then.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
     /// A writer that is about to lock again leaves waiting readers a moment to get in.
     pub(super) fn let_readers_in(&self) {
         for _ in 0..LOOKS {
-            if self.waiting.load(Ordering::Relaxed) == 0 {
+            if !self.is_wanted() {
                 return;
             }
             std::hint::spin_loop();

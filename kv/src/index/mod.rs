@@ -4,8 +4,8 @@
 //! all before it, and a walk along the request's chain gives exact depths: a worker's depth ends at the first block it
 //! lacks, and comes back when that block does. Never: counts what a worker of an earlier life said.
 //!
-//! Workers are spread over shards of 64 lanes. A shard has one writer at a time, in sections of a microsecond or two;
-//! readers look inline and wait for one section at most. Shards share nothing, so as many threads as there are shards
+//! Workers are spread over shards of 64 lanes. A shard has one writer at a time, in sections that end within a
+//! microsecond or two when a reader comes; readers look inline. Shards share nothing, so as many threads as there are shards
 //! write at once, and a look-up asks each shard in turn.
 //! Bounds: `memberships_max` (worker, block) pairs; beyond it the worker that holds most loses its oldest blocks that no
 //! match went through lately. At most 61,440 ranks. 36 to 65 bytes for a pair that no other worker of the shard shares,
@@ -51,8 +51,6 @@ const SHARDS_MAX: usize = 1024;
 const LANES_GIVEN: usize = 60;
 /// Shards that a look-up fetches the beginnings of at once.
 const TOGETHER: usize = 8;
-/// Blocks written in one section: a microsecond or two, for a reader waits for one to end.
-const QUANTUM: usize = 16;
 /// Upkeep goes as far as after a change of so many blocks.
 const UPKEEP: usize = 256;
 

@@ -7,13 +7,15 @@
 use starling_ids::BlockHash;
 
 use super::{
-    blocks::{AHEAD, AT_ONCE, Blocks, prints},
+    blocks::{Blocks, Prints, QUANTUM, prints},
     page::{PAGE, Place, SEGMENT, ones, split},
     place::Tier,
     table::{Print, Table},
 };
 use crate::hash::BucketDigests;
 
+/// Blocks written in one section at most, when nobody waits for its end.
+const SECTION: usize = 256;
 /// Lanes of a shard: one bit each in a word.
 pub(super) const LANES: usize = 64;
 
@@ -64,6 +66,15 @@ pub(super) struct Target {
     pub(super) lane: usize,
     pub(super) generation: u32,
     pub(super) tier: Tier,
+}
+
+/// What a section wrote.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Written {
+    /// Of the blocks it was given, the first so many.
+    pub(super) blocks: usize,
+    /// Pairs that came or went by it.
+    pub(super) pairs: usize,
 }
 
 /// The lane has another use by now.
@@ -123,33 +134,59 @@ impl Shard {
         device + lower
     }
 
-    /// A lane holds a chain after `parent`. The pairs that are new. `next` is what the next call will bring.
+    /// A lane holds a chain after `parent`: as much of it as one section writes. `wanted` says whether others wait for its end.
     pub(super) fn store(
         &mut self,
         target: Target,
         parent: Option<BlockHash>,
-        (chain, next): (&[BlockHash], &[BlockHash]),
-    ) -> Result<usize, Retired> {
+        chain: &[BlockHash],
+        wanted: impl Fn() -> bool,
+    ) -> Result<Written, Retired> {
         self.lane(target.lane, target.generation)?;
-        let before = parent.and_then(|hash| self.find(target.lane, hash));
-        let added = self.store_chain(target, before, chain);
-        self.pairs += added;
+        let mut before = parent.and_then(|hash| self.find(target.lane, hash));
+        let written = self.section(
+            chain,
+            wanted,
+            |shard, some| {
+                let table = &shard.lanes[target.lane].table;
+                prints(some, |print| {
+                    table.warm(print);
+                    shard.blocks.warm(print);
+                })
+            },
+            |shard, some, prints| shard.store_some(target, &mut before, some, prints),
+        );
+        self.lanes[target.lane].ledgers[target.tier as usize].blocks += written.pairs;
+        self.pairs += written.pairs;
         if target.tier != Tier::Device {
-            self.lower += added;
+            self.lower += written.pairs;
         }
-        self.warm(target.lane, next);
-        Ok(added)
+        Ok(written)
     }
 
-    fn store_chain(&mut self, target: Target, mut before: Option<Place>, chain: &[BlockHash]) -> usize {
-        let mut added = 0;
-        for some in chain.chunks(AT_ONCE) {
-            let table = &self.lanes[target.lane].table;
-            let prints = prints(some, |print| table.warm(print));
-            added += self.store_some(target, &mut before, some, &prints[..some.len()]);
+    /// Writes blocks, some at a time, until all are written, others wait, or the shard wants something first. `ready` fetches
+    /// what `write` reads of some: the next ones are on their way while these are written, and when others have their turn.
+    #[inline]
+    fn section(
+        &mut self,
+        blocks: &[BlockHash],
+        wanted: impl Fn() -> bool,
+        ready: impl Fn(&Self, &[BlockHash]) -> Prints,
+        mut write: impl FnMut(&mut Self, &[BlockHash], &[Print]) -> usize,
+    ) -> Written {
+        let quantum = |from: usize| &blocks[from..blocks.len().min(from + QUANTUM)];
+        let mut written = Written { blocks: 0, pairs: 0 };
+        let mut prints = ready(self, quantum(0));
+        loop {
+            let some = quantum(written.blocks);
+            let next = ready(self, quantum(written.blocks + some.len()));
+            written.pairs += write(self, some, &prints[..some.len()]);
+            written.blocks += some.len();
+            if written.blocks == blocks.len() || written.blocks >= SECTION || wanted() || self.wants().any() {
+                return written;
+            }
+            prints = next;
         }
-        self.lanes[target.lane].ledgers[target.tier as usize].blocks += added;
-        added
     }
 
     fn store_some(
@@ -188,8 +225,7 @@ impl Shard {
         linked(&self.blocks, &self.lanes, self.held() | self.dying | self.queued, hash, print)
     }
 
-    /// The lane holds blocks that lie side by side from `place` on. The pairs that are new. `prints` are theirs and those
-    /// of the blocks that come after them.
+    /// The lane holds blocks that lie side by side from `place` on. The pairs that are new. `prints` begin with theirs.
     #[inline]
     fn join(&mut self, target: Target, place: Place, hashes: &[BlockHash], prints: &[Print]) -> usize {
         let Target { lane, tier, .. } = target;
@@ -207,8 +243,7 @@ impl Shard {
             }
         }
         (at / SEGMENT..=(at + hashes.len() - 1) / SEGMENT).for_each(|segment| page.sum(segment));
-        for (k, print) in prints[..hashes.len()].iter().enumerate() {
-            prints.get(k + AHEAD).iter().for_each(|later| table.warm(**later));
+        for (k, print) in prints.iter().take(hashes.len()).enumerate() {
             if fresh >> k & 1 == 1 {
                 table.insert(*print, place + k as u32, &self.blocks.pages);
             }
@@ -224,38 +259,28 @@ impl Shard {
         own.or_else(|| self.blocks.head(print, hash)).or_else(|| linked(&self.blocks, &self.lanes, others, hash, print))
     }
 
-    /// A lane holds these blocks no longer. The pairs that are gone. `next` is what the next call will bring.
+    /// A lane holds these blocks no longer: as many of them as one section takes out. See [`Self::store`].
     pub(super) fn remove(
         &mut self,
         target: Target,
-        (hashes, next): (&[BlockHash], &[BlockHash]),
-    ) -> Result<usize, Retired> {
+        hashes: &[BlockHash],
+        wanted: impl Fn() -> bool,
+    ) -> Result<Written, Retired> {
         self.lane(target.lane, target.generation)?;
-        let removed = self.remove_blocks(target, hashes);
-        self.pairs -= removed;
-        if target.tier != Tier::Device {
-            self.lower -= removed;
-        }
-        self.warm(target.lane, next);
-        Ok(removed)
-    }
-
-    /// Fetches what a change of these blocks reads first: it comes while readers have their turn.
-    fn warm(&self, lane: usize, next: &[BlockHash]) {
-        let table = &self.lanes[lane].table;
-        next.iter().take(AHEAD).for_each(|hash| table.warm(Print::of(*hash)));
-    }
-
-    fn remove_blocks(&mut self, target: Target, hashes: &[BlockHash]) -> usize {
-        let (mut removed, mut last, mut empty) = (0, None, (0, 0));
-        for some in hashes.chunks(AT_ONCE) {
-            let table = &self.lanes[target.lane].table;
-            let prints = prints(some, |print| table.warm(print));
-            removed += self.remove_some(target, (some, &prints[..some.len()]), &mut last, &mut empty);
-        }
+        let (mut last, mut empty) = (None, (0, 0));
+        let written = self.section(
+            hashes,
+            wanted,
+            |shard, some| prints(some, |print| shard.lanes[target.lane].table.warm(print)),
+            |shard, some, prints| shard.remove_some(target, (some, prints), &mut last, &mut empty),
+        );
         self.blocks.bury(empty.0, empty.1);
-        self.lanes[target.lane].ledgers[target.tier as usize].blocks -= removed;
-        removed
+        self.lanes[target.lane].ledgers[target.tier as usize].blocks -= written.pairs;
+        self.pairs -= written.pairs;
+        if target.tier != Tier::Device {
+            self.lower -= written.pairs;
+        }
+        Ok(written)
     }
 
     /// `empty`: places of one page that nobody holds any more; they are buried together, when another page is come to.
@@ -272,8 +297,7 @@ impl Shard {
         let Lane { ledgers, table, .. } = &mut lanes[lane];
         let digests = &mut ledgers[tier as usize].digests;
         let mut removed = 0;
-        for (k, (hash, print)) in hashes.iter().zip(prints).enumerate() {
-            prints.get(k + AHEAD).iter().for_each(|later| table.warm(**later));
+        for (hash, print) in hashes.iter().zip(prints) {
             let near = last.and_then(|last| beside(blocks, last, *hash));
             let Some(place) = near.or_else(|| blocks.in_table(table, *print, *hash)) else { continue };
             let (number, at) = split(place);

@@ -7,8 +7,8 @@ use std::{collections::HashSet, sync::atomic::Ordering};
 use starling_ids::{BlockHash, Incarnation, WorkerId};
 
 use super::{
-    Applied, Cache, Holder, IndexError, LANES, LANES_GIVEN, PrefixIndex, QUANTUM, Retired, SHARDS_MAX, Shard,
-    ShortLock, Target, Tier, UPKEEP, at, page::Page, registry::Registry, upkeep::Wants,
+    Applied, Cache, Holder, IndexError, LANES, LANES_GIVEN, PrefixIndex, Retired, SHARDS_MAX, Shard, ShortLock, Target,
+    Tier, UPKEEP, at, page::Page, registry::Registry, shard::Written, upkeep::Wants,
 };
 use crate::hash::{BucketDigests, HashKeyed};
 
@@ -178,12 +178,11 @@ impl PrefixIndex {
     ) -> Result<Applied, Retired> {
         let (shard, target) = at(holder, tier);
         let mut added = 0;
-        let stored = quanta(chain).try_for_each(|(some, next)| {
-            let (new, wants) =
-                self.on(shard, |shard| Ok((shard.store(target, parent, (some, next))?, shard.wants())))?;
-            added += new;
-            parent = some.last().copied();
-            self.upkeep(shard, some.len(), wants)
+        let stored = self.sections(shard, chain, |shard, rest, wanted| {
+            let written = shard.store(target, parent, rest, wanted)?;
+            added += written.pairs;
+            parent = rest[..written.blocks].last().copied();
+            Ok(written)
         });
         // Once for all: writers of other shards count here too.
         self.memberships.fetch_add(added, Ordering::Relaxed);
@@ -193,13 +192,33 @@ impl PrefixIndex {
     pub(super) fn remove(&self, holder: Holder, tier: Tier, blocks: &[BlockHash]) -> Result<Applied, Retired> {
         let (shard, target) = at(holder, tier);
         let mut removed = 0;
-        let gone = quanta(blocks).try_for_each(|(some, next)| {
-            let (gone, wants) = self.on(shard, |shard| Ok((shard.remove(target, (some, next))?, shard.wants())))?;
-            removed += gone;
-            self.upkeep(shard, some.len(), wants)
+        let gone = self.sections(shard, blocks, |shard, rest, wanted| {
+            let written = shard.remove(target, rest, wanted)?;
+            removed += written.pairs;
+            Ok(written)
         });
         self.memberships.fetch_sub(removed, Ordering::Relaxed);
         gone.map(|()| Applied { removed, unchanged: blocks.len() - removed, ..Applied::default() })
+    }
+
+    /// Writes blocks in as many sections as it takes, each with the upkeep that the shard wants after it.
+    fn sections(
+        &self,
+        shard: usize,
+        mut blocks: &[BlockHash],
+        mut write: impl FnMut(&mut Shard, &[BlockHash], &dyn Fn() -> bool) -> Result<Written, Retired>,
+    ) -> Result<(), Retired> {
+        let cell = self.cell(shard).ok_or(Retired)?;
+        let wanted = || cell.is_wanted();
+        while !blocks.is_empty() {
+            let (written, wants) = self.on(shard, |shard| {
+                let written = write(shard, blocks, &wanted)?;
+                Ok((written, shard.wants()))
+            })?;
+            blocks = &blocks[written.blocks..];
+            self.upkeep(shard, written.blocks, wants)?;
+        }
+        Ok(())
     }
 
     /// One section of writing.
@@ -306,12 +325,6 @@ impl PrefixIndex {
         }
         evicted
     }
-}
-
-/// What each section writes, and what comes after it.
-fn quanta(blocks: &[BlockHash]) -> impl Iterator<Item = (&[BlockHash], &[BlockHash])> {
-    let ends = (0..blocks.len()).step_by(QUANTUM);
-    ends.map(move |from| blocks[from..].split_at(QUANTUM.min(blocks.len() - from)))
 }
 
 pub(super) fn unknown(id: &WorkerId) -> IndexError {

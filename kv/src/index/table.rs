@@ -121,6 +121,35 @@ impl Bucket {
         self.set_number(PAST, self.past().saturating_add(1));
     }
 
+    /// Takes out the entries that came from an earlier bucket.
+    fn expel(&mut self, out: &mut Strays) {
+        let strays = self.number(STRAYS);
+        for way in (0..WAYS).filter(|way| strays >> way & 1 == 1) {
+            if std::mem::take(&mut self.bytes[way]) != 0 {
+                out.push(self.places[way]);
+            }
+        }
+        self.set_number(STRAYS, 0);
+        self.set_number(PAST, 0);
+    }
+
+    /// Takes out the entries whose print has a certain one of its first bits set; a bucket of these alone. It has no strays.
+    fn split_off(&mut self, depth: u32) -> Self {
+        let mut off = *self;
+        let shift = FIRST_BITS - 1 - depth;
+        for way in 0..WAYS {
+            let goes = (self.bytes[FIRST + way] >> shift & 1).wrapping_neg();
+            off.bytes[way] &= goes;
+            self.bytes[way] &= !goes;
+        }
+        off
+    }
+
+    /// How many entries it has.
+    fn count(&self) -> u32 {
+        WAYS as u32 - self.with(0).count_ones()
+    }
+
     fn unpass(&mut self) {
         // One that has reached its highest value has lost count.
         if (1..u16::MAX).contains(&self.past()) {
@@ -187,6 +216,23 @@ struct Taken {
 impl Taken {
     fn iter(&self) -> impl Iterator<Item = (Print, u32)> {
         self.prints[..self.len].iter().flatten().copied().zip(self.places[..self.len].iter().copied())
+    }
+}
+
+/// Places of entries that wait to be put in again. No memory is asked for: look-ups wait.
+struct Strays {
+    places: [u32; SEGMENT * WAYS],
+    len: usize,
+}
+
+impl Strays {
+    const NONE: Self = Self { places: [0; SEGMENT * WAYS], len: 0 };
+
+    fn push(&mut self, place: u32) {
+        if let Some(free) = self.places.get_mut(self.len) {
+            *free = place;
+            self.len += 1;
+        }
     }
 }
 
@@ -373,17 +419,45 @@ impl Table {
             self.directory = self.directory.iter().flat_map(|segment| [*segment, *segment]).collect();
             self.bits += 1;
         }
-        let entries = self.take(segment, depth < FIRST_BITS, hashes);
         let other = self.segments.len();
-        self.segments[segment].depth = depth + 1;
         self.segments.push(Segment::new(SEGMENT, depth + 1));
         let span = 1usize << (self.bits - depth);
         let begin = self.slot(print) & !(span - 1);
         self.directory[begin + span / 2..begin + span].fill(other as u32);
-        for (print, place) in entries.iter() {
-            self.put(self.segment_of(print), print, place);
+        if depth < FIRST_BITS {
+            self.split(segment, other, hashes);
+        } else {
+            let entries = self.take(segment, false, hashes);
+            self.segments[segment].depth = depth + 1;
+            for (print, place) in entries.iter() {
+                self.put(self.segment_of(print), print, place);
+            }
         }
         true
+    }
+
+    /// Moves what the directory now gives to an empty segment there, bucket by bucket: where an entry is in its segment stays
+    /// as it was, and the bit that decides is kept beside it. Only the few that are not in their own bucket are put in anew.
+    fn split(&mut self, segment: usize, other: usize, hashes: &impl Hashes) {
+        let depth = self.segments[segment].depth;
+        let mut strays = Strays::NONE;
+        let (before, after) = self.segments.split_at_mut(other);
+        let (Some(from), Some(to)) = (before.get_mut(segment), after.first_mut()) else { return };
+        for (bucket, off) in from.buckets.iter_mut().zip(&mut to.buckets) {
+            if bucket.number(STRAYS) | bucket.past() != 0 {
+                bucket.expel(&mut strays);
+            }
+            *off = bucket.split_off(depth);
+            to.len += off.count();
+        }
+        from.len -= to.len + strays.len as u32;
+        from.depth = depth + 1;
+        let strays = &strays.places[..strays.len];
+        strays.iter().for_each(|place| hashes.warm(*place));
+        for place in strays {
+            let print = Print::of(hashes.hash(*place));
+            self.put(self.segment_of(print), print, *place);
+        }
     }
 
     /// Empties a segment; its entries with their prints, of which no more bits are right than the first, the mark and the

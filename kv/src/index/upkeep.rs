@@ -27,6 +27,13 @@ pub(super) struct Wants {
     pub(super) memory: bool,
 }
 
+impl Wants {
+    /// Whether it wants anything.
+    pub(super) fn any(self) -> bool {
+        self.tidy || self.memory
+    }
+}
+
 impl Shard {
     /// What is to be done before the next change.
     pub(super) fn wants(&self) -> Wants {
