@@ -18,6 +18,8 @@ pub(super) const SEGMENT: usize = 16;
 const SPARE: usize = 64;
 /// Pages that memory is asked for together: 25 KiB.
 const TOGETHER: usize = 16;
+/// Bytes that the allocator should have at hand then, for these and for segments of tables.
+const RESERVE: usize = 64 << 10;
 /// No page, no place.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -81,7 +83,16 @@ impl Page {
 
     /// Memory for pages to come.
     pub(super) fn some() -> Memory {
+        // The allocator gets memory from the system a few kilobytes at a time, with a call for each: asked for all of it first, it
+        // has that at hand. A compiler that sees no use of it would leave it out.
+        drop(std::hint::black_box(Vec::<u8>::with_capacity(RESERVE)));
         (0..TOGETHER).map(|_| Box::new(Self::new(0))).collect()
+    }
+
+    /// As if it were new. The hashes stay: those of places that were not given out are not looked at.
+    fn renew(&mut self, born: u32) {
+        let hashes = self.hashes;
+        *self = Self { hashes, ..Self::new(born) };
     }
 
     /// Fetches what a removal reads and writes of a page, before it goes through it.
@@ -165,6 +176,17 @@ impl Page {
 
     fn lower_mut(&mut self) -> &mut Lower {
         self.lower.get_or_insert_with(|| Box::new(Lower { host: [0; PAGE], disk: [0; PAGE] }))
+    }
+
+    /// Adds a holder on the device to `len` places from `at` on: those that it did not hold there, the first in the lowest bit.
+    #[inline]
+    pub(super) fn add_run(&mut self, at: usize, len: usize, bit: u64) -> u64 {
+        let mut added = 0;
+        for (k, holders) in self.device[at..at + len].iter_mut().enumerate() {
+            added |= u64::from(*holders & bit == 0) << k;
+            *holders |= bit;
+        }
+        added
     }
 
     /// Takes a holder out; false when it was none.
@@ -311,14 +333,8 @@ impl Pages {
     }
 
     fn open_page(&mut self) {
-        let fresh = Page::new(self.opened);
-        let page = match self.spare.pop() {
-            Some(mut page) => {
-                *page = fresh;
-                page
-            }
-            None => Box::new(fresh),
-        };
+        let mut page = self.spare.pop().unwrap_or_else(|| Box::new(Page::new(0)));
+        page.renew(self.opened);
         self.opened = self.opened.wrapping_add(1);
         let number = match self.free.pop() {
             Some(number) => {

@@ -176,17 +176,17 @@ impl Shard {
     ) -> Written {
         let quantum = |from: usize| &blocks[from..blocks.len().min(from + QUANTUM)];
         let mut written = Written { blocks: 0, pairs: 0 };
-        let mut prints = ready(self, quantum(0));
-        loop {
+        let mut prints = [ready(self, quantum(0)), Prints::default()];
+        for turn in (0..2).cycle() {
             let some = quantum(written.blocks);
-            let next = ready(self, quantum(written.blocks + some.len()));
-            written.pairs += write(self, some, &prints[..some.len()]);
+            prints[1 - turn] = ready(self, quantum(written.blocks + some.len()));
+            written.pairs += write(self, some, &prints[turn][..some.len()]);
             written.blocks += some.len();
             if written.blocks == blocks.len() || written.blocks >= SECTION || wanted() || self.wants().any() {
-                return written;
+                break;
             }
-            prints = next;
         }
+        written
     }
 
     fn store_some(
@@ -234,21 +234,21 @@ impl Shard {
         let digests = &mut ledgers[tier as usize].digests;
         let (number, at) = split(place);
         let Some(page) = self.blocks.pages.get_mut(number).filter(|_| !hashes.is_empty()) else { return 0 };
-        let (mut fresh, mut added) = (0u64, 0);
-        for (k, hash) in hashes.iter().enumerate() {
-            fresh |= u64::from(page.holders(at + k) & bit == 0) << k;
-            if page.add(tier, at + k, bit) {
-                digests.toggle(*hash);
-                added += 1;
+        let (fresh, added) = if tier == Tier::Device && page.lower.is_none() {
+            let added = page.add_run(at, hashes.len(), bit);
+            (added, added)
+        } else {
+            let (mut fresh, mut added) = (0u64, 0u64);
+            for k in 0..hashes.len() {
+                fresh |= u64::from(page.holders(at + k) & bit == 0) << k;
+                added |= u64::from(page.add(tier, at + k, bit)) << k;
             }
-        }
+            (fresh, added)
+        };
         (at / SEGMENT..=(at + hashes.len() - 1) / SEGMENT).for_each(|segment| page.sum(segment));
-        for (k, print) in prints.iter().take(hashes.len()).enumerate() {
-            if fresh >> k & 1 == 1 {
-                table.insert(*print, place + k as u32, &self.blocks.pages);
-            }
-        }
-        added
+        ones(added).for_each(|k| digests.toggle(hashes[k]));
+        ones(fresh).for_each(|k| table.insert(prints[k], place + k as u32, &self.blocks.pages));
+        added.count_ones() as usize
     }
 
     /// Where a block is that the lane likely holds.
