@@ -30,6 +30,16 @@ pub(super) fn prints(hashes: &[BlockHash], warm: impl Fn(Print)) -> Prints {
     prints
 }
 
+/// Pages that are on their way to the cache while a walk is at one: a page is read in a fifth of the time that it takes to come.
+const PAGES_AHEAD: usize = 6;
+
+/// How far along its chain a walk has asked for what it will read.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Ahead {
+    buckets: usize,
+    pages: usize,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
@@ -56,6 +66,27 @@ impl Blocks {
         let Some(place) = self.head(print, hash) else { return };
         let (number, at) = split(place);
         self.pages.get(number).warm_from(at);
+    }
+
+    /// Fetches the pages that a walk likely comes to, when the next one begins at `from` in the chain and those after it follow
+    /// whole: a block at a page's beginning is a head, so these are found without going from page to page. `ahead` remembers how far
+    /// that has been done.
+    #[inline]
+    pub(super) fn warm_pages(&self, chain: &[BlockHash], from: usize, ahead: &mut Ahead) {
+        if ahead.pages < from || !(ahead.pages - from).is_multiple_of(PAGE) {
+            *ahead = Ahead { buckets: from, pages: from };
+        }
+        let within = |at: usize, pages: usize| at < chain.len().min(from + pages * PAGE);
+        while within(ahead.buckets, 2 * PAGES_AHEAD) {
+            self.heads.warm(Print::of(chain[ahead.buckets]));
+            ahead.buckets += PAGE;
+        }
+        while within(ahead.pages, PAGES_AHEAD) {
+            if let Some(place) = self.heads.guess(Print::of(chain[ahead.pages])) {
+                self.pages.get(split(place).0).warm_whole();
+            }
+            ahead.pages += PAGE;
+        }
     }
 
     /// Puts down new blocks that follow the last one put down, as many as are not heads and find room in its page: the

@@ -110,6 +110,14 @@ impl Page {
         prefetch(&self.hashes[PAGE - 1]);
     }
 
+    /// Fetches what a look-up reads of a page when those that have held all so far hold this page too.
+    pub(super) fn warm_whole(&self) {
+        prefetch(&self.all);
+        prefetch(&self.links);
+        prefetch(&self.next);
+        prefetch(&self.hashes[PAGE - 1]);
+    }
+
     /// True when this place is in use and holds this block.
     pub(super) fn holds(&self, at: usize, hash: BlockHash) -> bool {
         self.hashes[at] == hash && self.live >> at & 1 == 1

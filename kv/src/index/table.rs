@@ -301,6 +301,14 @@ impl Table {
         bucket.with(print.mark()) == 0 && bucket.past() == 0 && self.crowd.is_empty()
     }
 
+    /// A place that may well be this print's: one that its first bucket has with the same mark. Nothing but that bucket is read.
+    #[inline]
+    pub(super) fn guess(&self, print: Print) -> Option<u32> {
+        let bucket = self.home(print);
+        let found = bucket.with(print.mark());
+        (found != 0).then(|| bucket.places[way(found)])
+    }
+
     /// The place that `is` accepts among those with this print.
     #[inline]
     pub(super) fn probe(&self, print: Print, is: impl Fn(u32) -> bool) -> Option<u32> {

@@ -6,6 +6,7 @@
 use starling_ids::BlockHash;
 
 use super::{
+    blocks::Ahead,
     page::{PAGE, Page, SEGMENT, ones, split},
     place::Tier,
     shard::{LANES, Shard},
@@ -44,14 +45,16 @@ impl Shard {
     /// Calls back for each piece of the chain that lies together, (page, place in it, blocks, blocks before), until one says
     /// that it is enough or a block is not there; the blocks walked.
     fn pieces(&self, chain: &[BlockHash], mut piece: impl FnMut(&Page, usize, usize, usize) -> bool) -> usize {
-        let mut depth = 0;
-        let mut place = None;
+        let (mut depth, mut place, mut ahead) = (0, None, Ahead::default());
         while depth < chain.len() {
             let hash = chain[depth];
             let Some(here) = place.take().or_else(|| self.blocks.head(Print::of(hash), hash)) else { break };
             let (number, at) = split(here);
             let page = self.blocks.pages.get(number);
-            if chain.len() - depth > PAGE - at {
+            let next = depth + PAGE - at;
+            if chain.len() >= next + PAGE {
+                self.blocks.warm_pages(chain, next, &mut ahead);
+            } else if chain.len() > next {
                 // Mostly it goes on there.
                 self.blocks.pages.get(page.next).warm_from(0);
             }
