@@ -213,6 +213,45 @@ impl Page {
         taken
     }
 
+    /// How many of these blocks lie here side by side from `at` downwards, all in use; the first one does.
+    #[inline]
+    pub(super) fn run_down(&self, at: usize, hashes: &[BlockHash]) -> usize {
+        let below = self.hashes[..=at].iter().rev().zip(hashes).take_while(|(here, hash)| here == hash);
+        let used = (!(self.live << (PAGE - 1 - at))).leading_zeros() as usize;
+        below.count().clamp(1, used.max(1))
+    }
+
+    /// Takes a holder out of `len` places from `at` on: the places where it was one on this tier, those of them where it is none
+    /// on any now, and those that nobody of `held` holds any more.
+    #[inline]
+    pub(super) fn take_tier(&mut self, tier: Tier, (at, len): (usize, usize), bit: u64, held: u64) -> (u64, u64, u64) {
+        if tier != Tier::Device || self.lower.is_some() {
+            return self.take_each(tier, (at, len), bit, held);
+        }
+        let (mut taken, mut empty) = (0, 0);
+        for (k, holders) in self.device[at..at + len].iter_mut().enumerate() {
+            taken |= u64::from(*holders & bit != 0) << (at + k);
+            *holders &= !bit;
+            empty |= u64::from(*holders & held == 0) << (at + k);
+        }
+        (at / SEGMENT..=(at + len - 1) / SEGMENT).for_each(|segment| self.all[segment] &= !bit);
+        (taken, taken, empty & taken)
+    }
+
+    fn take_each(&mut self, tier: Tier, (at, len): (usize, usize), bit: u64, held: u64) -> (u64, u64, u64) {
+        let (mut taken, mut gone, mut empty) = (0, 0, 0);
+        for at in at..at + len {
+            if !self.take(tier, at, bit) {
+                continue;
+            }
+            let holders = self.holders(at);
+            taken |= 1 << at;
+            gone |= u64::from(holders & bit == 0) << at;
+            empty |= u64::from(holders & held == 0) << at;
+        }
+        (taken, gone, empty)
+    }
+
     /// Takes lanes out of the whole page; the places that nobody in `held` holds any more.
     pub(super) fn take_lanes(&mut self, lanes: u64, held: u64) -> u64 {
         let mut empty = 0;

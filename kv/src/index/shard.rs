@@ -296,35 +296,34 @@ impl Shard {
         let Self { blocks, lanes, .. } = self;
         let Lane { ledgers, table, .. } = &mut lanes[lane];
         let digests = &mut ledgers[tier as usize].digests;
-        let mut removed = 0;
-        for (hash, print) in hashes.iter().zip(prints) {
-            let near = last.and_then(|last| beside(blocks, last, *hash));
-            let Some(place) = near.or_else(|| blocks.in_table(table, *print, *hash)) else { continue };
+        let (mut removed, mut k) = (0, 0);
+        while k < hashes.len() {
+            let (hash, print) = (hashes[k], prints[k]);
+            let near = last.and_then(|last| beside(blocks, last, hash));
+            let Some(place) = near.or_else(|| blocks.in_table(table, print, hash)) else {
+                k += 1;
+                continue;
+            };
             let (number, at) = split(place);
             if last.is_none_or(|last| split(last).0 != number) {
                 let page = blocks.pages.get(number);
                 page.warm();
                 // Mostly it goes on there: the tail of a chain leaves first.
                 blocks.pages.get(page.last).warm();
+                blocks.bury(empty.0, empty.1);
+                *empty = (number, 0);
             }
-            *last = Some(place);
-            let Some(page) = blocks.pages.get_mut(number) else { continue };
-            if !page.take(tier, at, bit) {
-                continue;
+            let Some(page) = blocks.pages.get_mut(number) else { return removed };
+            let run = page.run_down(at, &hashes[k..]);
+            *last = Some(place + 1 - run as u32);
+            let (taken, gone, unheld) = page.take_tier(tier, (at + 1 - run, run), bit, held);
+            empty.1 |= unheld;
+            removed += taken.count_ones() as usize;
+            ones(taken).for_each(|here| digests.toggle(hashes[k + at - here]));
+            for here in ones(gone) {
+                table.remove(prints[k + at - here], number * PAGE as u32 + here as u32, &blocks.pages);
             }
-            digests.toggle(*hash);
-            removed += 1;
-            let holders = page.holders(at);
-            if holders & bit == 0 {
-                table.remove(*print, place, &blocks.pages);
-            }
-            if holders & held == 0 {
-                if empty.0 != number {
-                    blocks.bury(empty.0, empty.1);
-                    *empty = (number, 0);
-                }
-                empty.1 |= 1 << at;
-            }
+            k += run;
         }
         removed
     }

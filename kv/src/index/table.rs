@@ -21,6 +21,8 @@ const SMALLEST: usize = 8;
 const FULL: usize = 6;
 /// The same for two segments together at which they merge.
 const MERGED: usize = 4;
+/// Entries of a segment below which it looks for another to merge with.
+const SPARSE: usize = MERGED / 2 * SEGMENT;
 /// Bits of the print that may choose the segment; beyond, entries go to the crowd.
 const DEPTH_MAX: u32 = 22;
 
@@ -59,7 +61,7 @@ struct Bucket {
 const FIRST: usize = WAYS;
 /// Where the count of entries is that went past.
 const PAST: usize = 2 * WAYS;
-/// Where the set of entries is, bit by bit, that came from an earlier bucket.
+/// Where the set of entries is, bit by bit, that came from an earlier bucket; a free one is none of them.
 const STRAYS: usize = PAST + 2;
 /// Bits of a print that an entry keeps of its beginning.
 const FIRST_BITS: u32 = 8;
@@ -92,13 +94,18 @@ impl Bucket {
         self.bytes[way] = print.mark();
         self.bytes[FIRST + way] = (print.0 >> (64 - FIRST_BITS)) as u8;
         self.places[way] = place;
-        let others = self.number(STRAYS) & !(1 << way);
-        self.set_number(STRAYS, others | u16::from(strayed) << way);
+        if strayed {
+            self.set_number(STRAYS, self.number(STRAYS) | 1 << way);
+        }
     }
 
     #[inline]
     fn clear(&mut self, way: usize) {
         self.bytes[way] = 0;
+        let strays = self.number(STRAYS);
+        if strays != 0 {
+            self.set_number(STRAYS, strays & !(1 << way));
+        }
     }
 
     #[inline]
@@ -125,9 +132,8 @@ impl Bucket {
     fn expel(&mut self, out: &mut Strays) {
         let strays = self.number(STRAYS);
         for way in (0..WAYS).filter(|way| strays >> way & 1 == 1) {
-            if std::mem::take(&mut self.bytes[way]) != 0 {
-                out.push(self.places[way]);
-            }
+            self.bytes[way] = 0;
+            out.push(self.places[way]);
         }
         self.set_number(STRAYS, 0);
         self.set_number(PAST, 0);
@@ -345,6 +351,21 @@ impl Table {
     #[inline]
     pub(super) fn insert(&mut self, print: Print, place: u32, hashes: &impl Hashes) {
         self.len += 1;
+        let (at, mask) = (self.segment_of(print), self.mask);
+        let segment = &mut self.segments[at];
+        let bucket = &mut segment.buckets[print.bucket(mask)];
+        let free = bucket.with(0);
+        // Nearly always.
+        if free != 0 && segment.len as usize <= FULL * mask {
+            segment.len += 1;
+            return bucket.set(way(free), print, place, false);
+        }
+        self.insert_crowded(print, place, hashes);
+    }
+
+    /// The same where the bucket or the segment is full.
+    #[cold]
+    fn insert_crowded(&mut self, print: Print, place: u32, hashes: &impl Hashes) {
         let mut segment = self.segment_of(print);
         while self.segments[segment].len as usize > FULL * self.mask {
             if !self.grow(segment, print, hashes) {
@@ -377,6 +398,24 @@ impl Table {
     /// Takes an entry out; one that is not there changes nothing.
     #[inline]
     pub(super) fn remove(&mut self, print: Print, place: u32, hashes: &impl Hashes) {
+        let (at, mask) = (self.segment_of(print), self.mask);
+        let segment = &mut self.segments[at];
+        let bucket = &mut segment.buckets[print.bucket(mask)];
+        let found = bucket.with(print.mark());
+        let way = way(found);
+        // Nearly always.
+        if found != 0 && bucket.places[way] == place && segment.len as usize > SPARSE {
+            bucket.clear(way);
+            segment.len -= 1;
+            self.len -= 1;
+            return;
+        }
+        self.remove_sparse(print, place, hashes);
+    }
+
+    /// The same where the entry is somewhere else or few are left.
+    #[cold]
+    fn remove_sparse(&mut self, print: Print, place: u32, hashes: &impl Hashes) {
         let Some(found) = self.find(print, |other| other == place) else {
             let at = self.crowd.iter().position(|entry| *entry == (print, place));
             self.len -= usize::from(at.is_some());
@@ -392,7 +431,7 @@ impl Table {
         }
         self.len -= 1;
         *len -= 1;
-        if *depth > 0 && (*len as usize) < MERGED / 2 * SEGMENT {
+        if *depth > 0 && (*len as usize) < SPARSE {
             self.merge(found.segment, print, hashes);
         } else if self.len == 0 {
             *self = Self::default();
