@@ -218,7 +218,7 @@ impl Node {
         });
         let policy = config.policy.clone();
         let tiers = tiers(config, mesh)?;
-        let queue = config.queue.clone();
+        let (queue, spread) = (config.queue.clone(), config.spread);
         let ucx = UcxConfig { library: config.ucx_lib.clone(), ..UcxConfig::default() };
         let ways = Ways { only: config.kv_transport, ucx };
         let (router, joins) = (config.roles.router, !config.seeds.is_empty());
@@ -231,6 +231,7 @@ impl Node {
             engine,
             ways,
             queue,
+            spread,
             planner,
             joins,
             ..NodeOptions::default()

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration}
 
 use starling_actors::{
     planner::PlannerOptions,
-    route::{policy::PolicyConfig, queue::QueueConfig, split::Role},
+    route::{policy::PolicyConfig, queue::QueueConfig, split::Role, spread::SpreadRule},
     tree::EngineManner,
 };
 use starling_engine::{Activations, EngineKind, KernelChoice, sidecar::ServerOptions, simulated::faults::Fault};
@@ -153,6 +153,8 @@ pub struct Config {
     pub queue: QueueConfig,
     /// How its planner plans.
     pub planner: PlannerOptions,
+    /// When a model's decisions are spread over more routers.
+    pub spread: SpreadRule,
     /// What its workers are for.
     pub worker_role: Role,
     /// What its engines have and do beside the model itself.
@@ -231,6 +233,7 @@ impl Config {
             session_header: read.session_header()?,
             queue: read.queue()?,
             planner: read.planner()?,
+            spread: read.spread()?,
             worker_role: read.parsed("worker-role")?.unwrap_or_default(),
             manner: read.manner(silent)?,
             api_keys_file: read.path("api-keys-file")?,

@@ -18,6 +18,7 @@ use starling_actors::{
     route::{
         policy::{PolicyConfig, PolicyError, Table},
         queue::{Order, QueueConfig, rooms::Rooms},
+        spread::SpreadRule,
     },
     tree::EngineManner,
 };
@@ -164,8 +165,16 @@ impl Reader<'_> {
         let tenant_places = places.div_ceil(2);
         let prefill_steps = u32::try_from(self.number("queue-prefill-steps", 0..=1_024)?).unwrap_or(u32::MAX);
         let defaults = QueueConfig::default();
-        let rooms = Rooms { prefill_steps, ..defaults.rooms };
-        Ok(QueueConfig { places, tenant_places, wait_ms_max, order, rooms, ..defaults })
+        let passed_ms_max = self.number("queue-ahead-secs", 0..=3_600)?.saturating_mul(1_000);
+        let kv_percent = u32::try_from(self.number("queue-kv-percent", 0..=1_000)?).unwrap_or(u32::MAX);
+        let rooms = Rooms { prefill_steps, kv_percent, ..defaults.rooms };
+        Ok(QueueConfig { places, tenant_places, wait_ms_max, order, passed_ms_max, rooms, ..defaults })
+    }
+
+    /// When a model's decisions are spread over more routers.
+    pub(super) fn spread(&self) -> Result<SpreadRule, ConfigError> {
+        let per_second = u32::try_from(self.number("shard-decisions", 1..=1_000_000)?).unwrap_or(u32::MAX);
+        Ok(SpreadRule { per_second: f64::from(per_second), ..SpreadRule::default() })
     }
 
     /// How the planner plans.

@@ -79,6 +79,8 @@ pub struct Decision {
     pub incarnation: Incarnation,
     /// Prefix blocks expected in its cache.
     pub hit_blocks: u32,
+    /// Prompt tokens that have to be computed for it, by that worker or by the one that computes its prompt; at least 1.
+    pub computed_tokens: u64,
     /// Its cost and how many were as good.
     pub choice: Choice,
     /// Where its first blocks are to come from.

@@ -32,7 +32,7 @@ use super::{
     queue::rooms::Rooms,
     rebalance::Balance,
     receipt::{CANDIDATES_MAX, Head, Lower, Outcome, Receipt, Receipts, Seen},
-    regret::{Oracle, Regret, SHARE},
+    regret::{Oracle, Regret, SHARE, Work},
     split,
     wishes::Labels,
 };
@@ -375,7 +375,8 @@ impl Desk {
         // With a second worker it is not what was predicted for one.
         if !fed && ticket.0.is_multiple_of(SHARE) {
             let others = shown.iter().filter(|(slot, _)| *slot != choice.slot);
-            let others = others.map(|(slot, _)| (*slot, question.computed_tokens(*slot)));
+            let work = |slot| Work { computed_tokens: question.computed_tokens(slot), load_ms: question.load(slot).ms };
+            let others = others.map(|(slot, _)| (*slot, work(*slot)));
             oracle.follow(ticket, now, predicted(choice.slot), others);
         }
     }

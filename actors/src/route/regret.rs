@@ -2,7 +2,7 @@
 //!
 //! Called by [`super::desk`]. Of every [`SHARE`]th decision the candidates are kept. Each candidate that was not chosen is judged
 //! again from the first account that it gives *after* the decision: what it really had queued and running then, with the
-//! rates known then. When the answer has ended, three things are known:
+//! rates known then, and what it would have brought from its slower tiers, as that was priced at the decision. When the answer has ended, three things are known:
 //!
 //! - the prediction's error: the real time to the first token less the predicted one;
 //! - the *systematic* part of it, a running mean: the network, the first step, whatever no choice changes;
@@ -37,10 +37,19 @@ pub struct Regret {
     pub regret_ms: f64,
 }
 
+/// What a candidate would have had to do for the prompt.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Work {
+    /// Prompt tokens to compute.
+    pub(super) computed_tokens: u32,
+    /// Milliseconds to bring blocks from its slower tiers.
+    pub(super) load_ms: f64,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Other {
     slot: Slot,
-    missed_tokens: u32,
+    work: Work,
     /// Time to the first token by its first later account.
     later_ms: Option<f64>,
 }
@@ -63,13 +72,13 @@ pub(super) struct Oracle {
 }
 
 impl Oracle {
-    /// Follows a decision. `others` are the candidates that were not chosen, each with the prompt tokens it would compute.
+    /// Follows a decision. `others` are the candidates that were not chosen, each with what it would have to do.
     pub(super) fn follow(
         &mut self,
         ticket: Ticket,
         at: Duration,
         predicted_ms: f64,
-        others: impl Iterator<Item = (Slot, u32)>,
+        others: impl Iterator<Item = (Slot, Work)>,
     ) {
         let room = if self.open.len() >= OPEN_MAX { self.open.pop_front() } else { None };
         if let Some(oldest) = &room {
@@ -77,7 +86,7 @@ impl Oracle {
         }
         let mut list = room.map_or_else(Vec::new, |oldest| oldest.others);
         list.clear();
-        list.extend(others.map(|(slot, missed_tokens)| Other { slot, missed_tokens, later_ms: None }));
+        list.extend(others.map(|(slot, work)| Other { slot, work, later_ms: None }));
         for other in &list {
             if self.awaited.len() <= other.slot {
                 self.awaited.resize(other.slot + 1, 0);
@@ -87,14 +96,14 @@ impl Oracle {
         self.open.push_back(Followed { ticket, at, predicted_ms, others: list });
     }
 
-    /// A worker gave its account at `now`; `judge` tells its time to the first token for so many uncached prompt tokens.
+    /// A worker gave its account at `now`; `judge` tells its time to the first token when it computes so many prompt tokens and loads none.
     pub(super) fn heard(&mut self, slot: Slot, now: Duration, judge: impl Fn(u32) -> f64) {
         if self.awaited.get(slot).is_none_or(|awaited| *awaited == 0) {
             return;
         }
         for followed in self.open.iter_mut().filter(|followed| followed.at < now) {
             for other in followed.others.iter_mut().filter(|other| other.slot == slot && other.later_ms.is_none()) {
-                other.later_ms = Some(judge(other.missed_tokens));
+                other.later_ms = Some(judge(other.work.computed_tokens) + other.work.load_ms);
                 self.awaited[slot] -= 1;
             }
         }
@@ -150,13 +159,27 @@ mod tests {
         Duration::from_millis(ms)
     }
 
+    const fn computes(computed_tokens: u32) -> Work {
+        Work { computed_tokens, load_ms: 0.0 }
+    }
+
+    #[test]
+    fn what_another_would_have_loaded_takes_its_time() {
+        for (load_ms, expected) in [(0.0, 15.0), (6.0, 9.0), (100.0, 0.0)] {
+            let mut oracle = Oracle::default();
+            oracle.follow(Ticket(1), ms(1), 25.0, [(1, Work { computed_tokens: 10, load_ms })].into_iter());
+            oracle.heard(1, ms(2), f64::from);
+            assert_eq!(oracle.ended(Ticket(1), 25.0), Some(expected), "{load_ms} ms to load");
+        }
+    }
+
     #[test]
     fn regret_is_what_another_would_have_saved_by_its_later_account() {
         let mut oracle = Oracle::default();
         // Predictions are 5 ms short whatever is chosen: no choice would change that.
         for at in 0..200 {
             let ticket = Ticket(at);
-            oracle.follow(ticket, ms(at * 10), 20.0, [(1, 100)].into_iter());
+            oracle.follow(ticket, ms(at * 10), 20.0, [(1, computes(100))].into_iter());
             oracle.heard(1, ms(at * 10), |_| 0.0);
             oracle.heard(1, ms(at * 10 + 1), |missed| f64::from(missed) * 0.5);
             oracle.heard(1, ms(at * 10 + 2), |_| 0.0);
@@ -164,7 +187,7 @@ mod tests {
         }
         assert!((oracle.mean().bias_ms - 5.0).abs() < 1e-6 && (oracle.mean().error_ms - 5.0).abs() < 1e-6);
         let ticket = Ticket(300);
-        oracle.follow(ticket, ms(5_000), 20.0, [(0, 7), (1, 10), (2, 10)].into_iter());
+        oracle.follow(ticket, ms(5_000), 20.0, [(0, computes(7)), (1, computes(10)), (2, computes(10))].into_iter());
         oracle.heard(1, ms(5_001), f64::from);
         oracle.heard(2, ms(5_001), |_| 15.0);
         let regret = oracle.ended(ticket, 25.0).expect("two gave their account");
@@ -176,7 +199,7 @@ mod tests {
     fn what_is_followed_is_bounded_and_given_back() {
         let mut oracle = Oracle::default();
         for at in 0..1_000 {
-            oracle.follow(Ticket(at), ms(at), 1.0, (0..4).map(|slot| (slot, 1)));
+            oracle.follow(Ticket(at), ms(at), 1.0, (0..4).map(|slot| (slot, computes(1))));
         }
         assert_eq!((oracle.open.len(), oracle.awaited.as_slice()), (OPEN_MAX, [64; 4].as_slice()));
         assert_eq!(oracle.ended(Ticket(3), 1.0), None, "forgotten");

@@ -19,7 +19,7 @@ pub const PARTS_MAX: u32 = 64;
 pub struct SpreadRule {
     /// Decisions in a second for one model that one shard should make at most.
     pub per_second: f64,
-    /// How long all must be calm before parts are merged.
+    /// How long all must be calm before parts are merged. No setting: merging early or late costs little.
     pub calm: Duration,
 }
 

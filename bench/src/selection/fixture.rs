@@ -16,8 +16,8 @@ use starling_kv::{
     index::{IndexLimits, PrefixIndex},
 };
 
-const BLOCK: u32 = 16;
-const LIFE: Incarnation = Incarnation(1);
+pub(super) const BLOCK: u32 = 16;
+pub(super) const LIFE: Incarnation = Incarnation(1);
 
 /// Who holds something of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +72,22 @@ impl Shard {
         Ok((shard, index))
     }
 
+    /// One in which a single worker has room for whoever is next; see [`super::grant`].
+    pub(super) fn full(policy: PolicyName, workers: usize) -> Result<(Self, PrefixIndex), String> {
+        let (mut shard, index) = Self::with_index(policy, workers, Holders::Eight)?;
+        for number in 0..workers {
+            let heard = Heard {
+                at: Duration::from_secs(2),
+                running: 32,
+                prefill_tokens: 3 * 2_048 - u64::from(number == 0),
+                blocks_pinned: if number % 2 == 0 { 30_000 } else { 142_000 },
+                ..heard(number)
+            };
+            shard.desk.hear(&worker(number)?, LIFE, heard);
+        }
+        Ok((shard, index))
+    }
+
     fn new(policy: PolicyName, workers: usize, tokens: u32) -> Result<Self, String> {
         let policy = PolicyConfig::named(policy).build().map_err(|error| error.to_string())?;
         let mut desk = Desk::new(policy, 7).with_rooms(Rooms::default());
@@ -81,15 +97,7 @@ impl Shard {
             let id = worker(number)?;
             desk.seat(&id, LIFE, places, Standing::Sound);
             desk.set_labels(&id, &labels);
-            let heard = Heard {
-                at: Duration::from_secs(1),
-                running: (number % 17) as u32,
-                prefill_tokens: number as u64 * u64::from(BLOCK),
-                blocks_pinned: (number % 127) as u32,
-                rates: Some(Rates { prefill_ms_per_token: 0.05, decode_ms_per_sequence: 0.1, step_ms: 8.0 }),
-                ..Heard::default()
-            };
-            desk.hear(&id, LIFE, heard);
+            desk.hear(&id, LIFE, heard(number));
         }
         let prompt: Vec<u32> = (0..tokens).collect();
         let hashes = block_hashes(HashSeed(1), &prompt, BLOCK as usize);
@@ -124,7 +132,18 @@ impl Shard {
     }
 }
 
-fn ask(number: usize, tokens: u32, hashes: &[BlockHash]) -> Ask<'_> {
+fn heard(number: usize) -> Heard {
+    Heard {
+        at: Duration::from_secs(1),
+        running: (number % 17) as u32,
+        prefill_tokens: number as u64 * u64::from(BLOCK),
+        blocks_pinned: (number % 127) as u32,
+        rates: Some(Rates { prefill_ms_per_token: 0.05, decode_ms_per_sequence: 0.1, step_ms: 8.0 }),
+        ..Heard::default()
+    }
+}
+
+pub(super) fn ask(number: usize, tokens: u32, hashes: &[BlockHash]) -> Ask<'_> {
     Ask {
         request: RequestId(number as u128),
         prompt_tokens: tokens,
@@ -135,7 +154,7 @@ fn ask(number: usize, tokens: u32, hashes: &[BlockHash]) -> Ask<'_> {
     }
 }
 
-fn worker(number: usize) -> Result<WorkerId, String> {
+pub(super) fn worker(number: usize) -> Result<WorkerId, String> {
     let node = NodeId::new(&format!("node-{}", number / 8)).map_err(|error| error.to_string())?;
     Ok(WorkerId { node, index: (number % 8) as u16 })
 }

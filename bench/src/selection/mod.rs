@@ -1,16 +1,18 @@
 //! How long the choice of a worker takes, for few and for many workers.
 //!
-//! Called by the program `selection`. Three figures for each number of workers:
+//! Called by the program `selection`. Figures for each number of workers:
 //!
 //! - `choose`: filters, scorers and picker alone, on the fixture of `dynamo-kv-router`'s own bench `worker_selection`: a prompt
 //!   of 2,048 tokens, each worker with its own load, and 31 of 32 workers with some of it in their cache;
 //! - `decide`: the same with what a shard does besides: who is eligible, the receipt, the reservation, and giving it back;
 //! - `whole`: for a prompt of 10,000 tokens, the look-up in the prefix index, then `decide`; once when eight workers hold
-//!   a part of the prompt, once when all do.
+//!   a part of the prompt, once when all do; `lookup-few` and `lookup-all` are its first part alone;
+//! - `grant`: for each of those that wait in the queue and are given to a worker, see [`grant`].
 //!
 //! Samples are timed one by one, or in small groups where one is too short for the clock.
 
 mod fixture;
+mod grant;
 
 use std::{hint::black_box, time::Instant};
 
@@ -22,7 +24,7 @@ use fixture::{Holders, Shard};
 /// What one number of workers took, in nanoseconds.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// `choose`, `decide`, `whole-few` or `whole-all`.
+    /// What was timed, see the module.
     pub what: &'static str,
     /// The policy.
     pub policy: &'static str,
@@ -45,9 +47,12 @@ pub fn measure(policy: PolicyName, workers: usize, samples: usize) -> Result<Vec
     let row = |what, times| row(what, name, workers, times);
     let mut rows =
         vec![row("choose", choose(policy, workers, samples)?), row("decide", decide(policy, workers, samples)?)];
-    for (what, holders) in [("whole-few", Holders::Eight), ("whole-all", Holders::All)] {
-        rows.push(row(what, whole(policy, workers, holders, samples)?));
+    let parts = [("lookup-few", "whole-few", Holders::Eight), ("lookup-all", "whole-all", Holders::All)];
+    for (first, all, holders) in parts {
+        let (lookup, whole) = whole(policy, workers, holders, samples)?;
+        rows.extend([row(first, lookup), row(all, whole)]);
     }
+    rows.push(row("grant", grant::grants(policy, workers, samples)?));
     Ok(rows)
 }
 
@@ -94,19 +99,21 @@ fn decide(policy: PolicyName, workers: usize, samples: usize) -> Result<Vec<u64>
     Ok(times)
 }
 
-fn whole(policy: PolicyName, workers: usize, holders: Holders, samples: usize) -> Result<Vec<u64>, String> {
+/// The look-ups, and the decisions with them.
+fn whole(policy: PolicyName, workers: usize, holders: Holders, samples: usize) -> Result<(Vec<u64>, Vec<u64>), String> {
     let (mut shard, index) = Shard::with_index(policy, workers, holders)?;
-    let (mut overlaps, mut times) = (Vec::new(), Vec::with_capacity(samples));
+    let (mut overlaps, mut lookups, mut times) = (Vec::new(), Vec::new(), Vec::with_capacity(samples));
     for sample in 0..samples {
         let began = Instant::now();
         index.overlaps(shard.prompt(), &mut overlaps);
+        lookups.push(since(began));
         let who = |holder| index.who(holder).map(|(worker, ..)| worker);
         let decision = shard.decide(sample, |desk, ask, now| desk.decide_over(ask, &overlaps, who, now));
         times.push(since(began));
         let ticket = decision.ok_or("nobody was chosen")?.ticket;
         shard.desk.release(ticket);
     }
-    Ok(times)
+    Ok((lookups, times))
 }
 
 fn since(began: Instant) -> u64 {

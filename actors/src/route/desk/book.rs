@@ -209,6 +209,11 @@ impl Desk {
             tokens = u64::from(question.computed_tokens(slot));
         }
         let sequences = ask.choices.max(1);
+        let computed_tokens = match source {
+            Some(source) if source.compute => missing(ask, self.hits[source.slot]).0,
+            Some(source) => missing(ask, hit_blocks.max(source.blocks)).0.min(tokens),
+            None => tokens,
+        };
         // The prompt counts where it is computed; its blocks where they stay.
         let partner = source.filter(|source| source.compute);
         let tokens = if partner.is_some() { 1 } else { tokens };
@@ -234,7 +239,7 @@ impl Desk {
             let reading_ms = (reads.wait_ms + reads.ms).ceil() as u32;
             Some(KvSource { worker, incarnation, compute, blocks, host: reads.host, disk: reads.disk, reading_ms })
         });
-        Some(Decision { ticket, worker, incarnation, hit_blocks, choice, source })
+        Some(Decision { ticket, worker, incarnation, hit_blocks, computed_tokens, choice, source })
     }
 
     /// Counts sequences, prompt tokens and blocks at a worker until the ticket is released.

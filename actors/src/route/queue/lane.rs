@@ -9,6 +9,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    ops::Bound::{Excluded, Unbounded},
     sync::Arc,
 };
 
@@ -32,11 +33,37 @@ struct Tenant {
     parked: usize,
     /// Tokens of all of them.
     tokens: u64,
+    /// Up to where those behind the front were looked at again; none at the beginning of a round.
+    looked: Option<(u64, Place)>,
+    /// All of them are passed over for now.
+    aside: bool,
 }
 
 impl Tenant {
     fn waits(&self) -> bool {
         !self.order.is_empty() || self.parked > 0
+    }
+
+    /// Whether somebody of it may be taken.
+    fn may_be_taken(&self) -> bool {
+        !self.aside && !self.order.is_empty()
+    }
+
+    /// See [`Lane::looks`].
+    fn looks(&mut self, turn: Place, (front, more): (usize, usize), span: u64) -> Vec<Place> {
+        let Self { order, looked, .. } = self;
+        // One whose turn is for its age is not the first.
+        let Some(first) = order.first().copied().filter(|(_, place)| *place == turn) else { return Vec::new() };
+        let mut some: Vec<Place> = order.iter().take(front).map(|(_, place)| *place).collect();
+        let Some(last) = order.iter().nth(front - 1).copied() else { return some };
+        // Behind the front, from where the last look ended, as far as one may come forward.
+        let (from, reach) = (looked.map_or(last, |looked| last.max(looked)), first.0.saturating_add(span));
+        let rest = order.range((Excluded(from), Unbounded)).take_while(|(key, _)| *key <= reach);
+        let behind: Vec<(u64, Place)> = rest.take(more).copied().collect();
+        // At the end it begins anew behind the front.
+        *looked = behind.last().copied().filter(|_| behind.len() == more);
+        some.extend(behind.into_iter().map(|(_, place)| place));
+        some
     }
 }
 
@@ -106,19 +133,21 @@ impl Lane {
         self.weights += u64::from(tenant.weight);
         tenant.order.insert((key, place));
         tenant.tokens += claim.cost_tokens;
-        self.turns.insert((tenant.account, name));
+        if tenant.may_be_taken() {
+            self.turns.insert((tenant.account, name));
+        }
         self.tokens += claim.cost_tokens;
         self.waiting += 1;
     }
 
-    /// One of this tenant has its turn.
-    pub(super) fn charge(&mut self, claim: &Claim) {
+    /// One of this tenant has its turn, which costs so many tokens.
+    pub(super) fn charge(&mut self, claim: &Claim, tokens: u64) {
         let Some(tenant) = self.tenants.get_mut(&claim.tenant) else { return };
         // Of the one whose turn it is; an overdue request may be another's.
         let present = self.turns.first().map_or(tenant.account, |(account, _)| *account);
         self.account = self.account.max(present);
         let listed = self.turns.remove(&(tenant.account, claim.tenant.clone()));
-        tenant.account += claim.cost_tokens.max(1).saturating_mul(FINE) / u64::from(tenant.weight.max(1));
+        tenant.account += tokens.max(1).saturating_mul(FINE) / u64::from(tenant.weight.max(1));
         if listed {
             self.turns.insert((tenant.account, claim.tenant.clone()));
         }
@@ -148,6 +177,7 @@ impl Lane {
         if !tenant.waits() {
             self.weights -= u64::from(tenant.weight);
             if tenant.account > self.account {
+                tenant.aside = false;
                 self.debtors.insert(listed);
             } else {
                 self.tenants.remove(&claim.tenant);
@@ -155,9 +185,16 @@ impl Lane {
         }
     }
 
-    /// Waiting ones of a tenant, next first, and the key of each.
-    pub(super) fn order_of(&self, tenant: &Arc<str>) -> Option<&BTreeSet<(u64, Place)>> {
-        self.tenants.get(tenant).map(|tenant| &tenant.order)
+    /// Whom of a tenant to look at again before a turn that would be this one's: `front` of those next in line, and `more` of those
+    /// behind them whose key is at most so far from the first one's, in rotation. Each tenant has a rotation of its own.
+    pub(super) fn looks(
+        &mut self,
+        tenant: &Arc<str>,
+        turn: Place,
+        (front, more): (usize, usize),
+        span: u64,
+    ) -> Vec<Place> {
+        self.tenants.get_mut(tenant).map(|tenant| tenant.looks(turn, (front, more), span)).unwrap_or_default()
     }
 
     /// One that waits and is not passed over has another key now.
@@ -182,6 +219,20 @@ impl Lane {
         let Some(tenant) = self.tenants.get_mut(&claim.tenant) else { return };
         tenant.order.insert((key, place));
         tenant.parked -= 1;
-        self.turns.insert((tenant.account, claim.tenant.clone()));
+        if tenant.may_be_taken() {
+            self.turns.insert((tenant.account, claim.tenant.clone()));
+        }
+    }
+
+    /// A tenant is passed over with all it has, or (false) has turns again.
+    pub(super) fn set_aside(&mut self, name: &Arc<str>, aside: bool) {
+        let Some(tenant) = self.tenants.get_mut(name) else { return };
+        tenant.aside = aside;
+        let listed = (tenant.account, name.clone());
+        if tenant.may_be_taken() {
+            self.turns.insert(listed);
+        } else {
+            self.turns.remove(&listed);
+        }
     }
 }

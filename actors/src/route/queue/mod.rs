@@ -7,8 +7,10 @@
 //! Bounds: [`QueueConfig::places`] entries, [`QueueConfig::tenant_places`] of one tenant; those that had begun before come on top.
 
 mod drain;
+mod entry;
 mod lane;
 pub mod order;
+mod places;
 pub mod rooms;
 #[cfg(test)]
 mod tests;
@@ -23,8 +25,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use drain::Drain;
+pub use entry::{Claim, Entry, Offered, Place, Reason, Refusal};
 use lane::Lane;
 pub use order::Order;
+use places::Holding;
 use rooms::{HeldBack, Rooms};
 
 /// Every so many turns one goes to who has waited too long.
@@ -48,7 +52,8 @@ pub struct QueueConfig {
     pub overdue_ms: u64,
     /// What goes first inside a tenant.
     pub order: Order,
-    /// Of [`Order::Cached`]: milliseconds of patience for each millisecond of prefill that a request still needs.
+    /// Of [`Order::Cached`]: milliseconds of patience for each millisecond of prefill that a request still needs. No
+    /// setting: what it may do at most is [`Self::passed_ms_max`], which is one.
     pub patience: u32,
     /// Of [`Order::Cached`]: nobody goes before another one of its tenant and class whose deadline is earlier by more than so
     /// many milliseconds.
@@ -72,112 +77,13 @@ impl Default for QueueConfig {
     }
 }
 
-/// What a request brings to the queue.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Claim {
-    /// Whose; empty for nobody's in particular.
-    pub tenant: Arc<str>,
-    /// Its tenant's part beside others, 1 to 1,000.
-    pub weight: u32,
-    /// Its class; lower goes first.
-    pub priority: i32,
-    /// Prompt tokens to compute.
-    pub miss_tokens: u64,
-    /// How long that takes at the worker that would compute it, as far as it is known.
-    pub prefill: Duration,
-    /// Those and the answer's expected tokens: what a turn costs.
-    pub cost_tokens: u64,
-    /// When it has no use any more, on the queue's clock.
-    pub deadline: Duration,
-    /// It had begun and lost its worker: it goes before all classes and is always let in.
-    pub begun: bool,
-}
-
-/// Names a waiting request; never used twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place(u64);
-
-/// A waiting request.
-#[derive(Debug)]
-pub struct Entry<T> {
-    /// What it brought.
-    pub claim: Claim,
-    /// Since when.
-    pub since: Duration,
-    /// Why it waits.
-    pub held_back: HeldBack,
-    /// The caller's.
-    pub payload: T,
-    key: u64,
-    parked: bool,
-}
-
-/// Why a request is not let in, or not kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// Its tenant holds its part of the places already.
-    TenantShare,
-    /// All places are taken by others with as much right.
-    Full,
-    /// At the measured pace its turn would come too late.
-    Hopeless,
-    /// It had a place, and one with more right needed it.
-    Displaced,
-    /// It waited as long as anybody may.
-    Waited,
-    /// Its own deadline passed.
-    Deadline,
-}
-
-impl Reason {
-    /// A fixed word for labels.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::TenantShare => "tenant_share",
-            Self::Full => "full",
-            Self::Hopeless => "hopeless",
-            Self::Displaced => "displaced",
-            Self::Waited => "waited",
-            Self::Deadline => "deadline",
-        }
-    }
-}
-
-/// A refusal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refusal {
-    /// Why.
-    pub reason: Reason,
-    /// When another try may do, from the measured pace.
-    pub retry_after: Duration,
-}
-
-/// A place and whoever had to make way for it, or the refusal and what was offered.
-pub type Offered<T> = Result<(Place, Option<Entry<T>>), (Refusal, T)>;
-
-/// What one tenant holds in all classes.
-#[derive(Debug, Default)]
-struct Holding {
-    /// Places by class.
-    classes: BTreeMap<i32, usize>,
-    places: usize,
-    weight: u32,
-}
-
-impl Holding {
-    /// Places for its weight; the largest has least right to more.
-    fn size(&self) -> u64 {
-        self.places as u64 * 1_000 / u64::from(self.weight.max(1))
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Queue<T> {
     config: QueueConfig,
     entries: HashMap<Place, Entry<T>>,
     lanes: BTreeMap<i32, Lane>,
+    /// Since when, of those that are not parked.
     ages: BTreeSet<(Duration, Place)>,
     deadlines: BTreeSet<(Duration, Place)>,
     tenants: HashMap<Arc<str>, Holding>,
@@ -187,8 +93,8 @@ pub struct Queue<T> {
     next: u64,
     /// Turns since one went to an overdue request.
     turns: u32,
-    /// Up to where those behind the front were looked at again.
-    looked: (u64, Place),
+    /// Tenants passed over for now, each in a class.
+    aside: Vec<(i32, Arc<str>)>,
 }
 
 impl<T> Queue<T> {
@@ -207,7 +113,7 @@ impl<T> Queue<T> {
             drain: Drain::default(),
             next: 0,
             turns: 0,
-            looked: (0, Place(0)),
+            aside: Vec::new(),
         }
     }
 
@@ -264,8 +170,15 @@ impl<T> Queue<T> {
         Some(self.overdue(now).unwrap_or(regular))
     }
 
-    /// Takes out the request whose turn it is, and charges its tenant.
+    /// Takes out the request whose turn it is, and charges its tenant what was expected when it came.
     pub fn take(&mut self, place: Place, now: Duration) -> Option<Entry<T>> {
+        let computed = self.entries.get(&place)?.claim.miss_tokens;
+        self.take_for(place, computed, now)
+    }
+
+    /// The same when it is known how many prompt tokens have to be computed for it: what is cached changes while it waits, and
+    /// tenants share what is really computed.
+    pub fn take_for(&mut self, place: Place, computed_tokens: u64, now: Duration) -> Option<Entry<T>> {
         let by_age = self.overdue(now);
         self.turns = match by_age {
             Some(oldest) if oldest == place => 0,
@@ -275,8 +188,9 @@ impl<T> Queue<T> {
         let entry = self.entries.get(&place)?;
         let (class, claim) = (class_of(&entry.claim), entry.claim.clone());
         if let Some(lane) = self.lanes.get_mut(&class) {
-            lane.charge(&claim);
+            lane.charge(&claim, claim.cost_tokens.saturating_sub(claim.miss_tokens) + computed_tokens);
         }
+        // Who waits is counted by what was expected, so the pace is, too.
         self.drain.note(claim.cost_tokens, now);
         self.remove(place, now)
     }
@@ -307,17 +221,34 @@ impl<T> Queue<T> {
     pub fn park(&mut self, place: Place) {
         let Some(entry) = self.entries.get_mut(&place).filter(|entry| !entry.parked) else { return };
         entry.parked = true;
+        self.ages.remove(&(entry.since, place));
         if let Some(lane) = self.lanes.get_mut(&class_of(&entry.claim)) {
             lane.park(&entry.claim, entry.key, place);
         }
         self.parked.push(place);
     }
 
+    /// Passes over all that this one's tenant has in its class until [`Queue::unpark`], but for who has waited too long.
+    pub fn set_aside(&mut self, place: Place) {
+        let Some(claim) = self.entries.get(&place).map(|entry| &entry.claim) else { return };
+        let class = class_of(claim);
+        if let Some(lane) = self.lanes.get_mut(&class) {
+            lane.set_aside(&claim.tenant, true);
+            self.aside.push((class, claim.tenant.clone()));
+        }
+    }
+
     /// Lets those that were passed over wait for their turn again.
     pub fn unpark(&mut self) {
+        for (class, tenant) in std::mem::take(&mut self.aside) {
+            if let Some(lane) = self.lanes.get_mut(&class) {
+                lane.set_aside(&tenant, false);
+            }
+        }
         for place in std::mem::take(&mut self.parked) {
             let Some(entry) = self.entries.get_mut(&place) else { continue };
             entry.parked = false;
+            self.ages.insert((entry.since, place));
             if let Some(lane) = self.lanes.get_mut(&class_of(&entry.claim)) {
                 lane.unpark(&entry.claim, entry.key, place);
             }
@@ -367,47 +298,11 @@ impl<T> Queue<T> {
         self.config.limit(claim, since)
     }
 
-    /// The oldest, if it has waited too long and may be taken.
+    /// The oldest that is not parked, if it has waited too long.
     fn overdue(&self, now: Duration) -> Option<Place> {
         let long = Duration::from_millis(self.config.overdue_ms);
-        let late = self.ages.iter().take_while(|(since, _)| now.saturating_sub(*since) >= long);
-        // Parked ones are few, by the caller's bound.
-        late.map(|(_, place)| *place).find(|place| self.entries.get(place).is_some_and(|entry| !entry.parked))
-    }
-
-    /// Whether there is a place: free, or another's that has less right to it.
-    fn make_way(&self, claim: &Claim) -> Result<Option<Place>, Reason> {
-        if claim.begun {
-            return Ok(None);
-        }
-        let own = self.tenants.get(&claim.tenant);
-        let mine = own.map_or(0, |holding| holding.places);
-        if !claim.tenant.is_empty() && mine >= self.config.tenant_places {
-            return Err(Reason::TenantShare);
-        }
-        if self.entries.len() < self.config.places {
-            return Ok(None);
-        }
-        if let Some((class, lane)) = self.lanes.last_key_value()
-            && *class > claim.priority
-        {
-            return lane.last().map(Some).ok_or(Reason::Full);
-        }
-        let Some((size, largest)) = self.sizes.last() else { return Err(Reason::Full) };
-        let grown = (mine as u64 + 1) * 1_000 / u64::from(claim.weight.max(1));
-        if *largest != claim.tenant && *size > grown {
-            return self.last_of(largest, claim.priority).map(Some).ok_or(Reason::Full);
-        }
-        Err(if self.tenants.len() > 1 && *largest == claim.tenant { Reason::TenantShare } else { Reason::Full })
-    }
-
-    /// The last of a tenant in its lowest class, if that class is not above `priority`.
-    fn last_of(&self, tenant: &Arc<str>, priority: i32) -> Option<Place> {
-        let class = *self.tenants.get(tenant)?.classes.last_key_value()?.0;
-        if class < priority {
-            return None;
-        }
-        self.lanes.get(&class)?.last_of(tenant)
+        let oldest = self.ages.first().filter(|(since, _)| now.saturating_sub(*since) >= long);
+        oldest.map(|(_, place)| *place)
     }
 
     fn insert(&mut self, claim: Claim, (held_back, payload): (HeldBack, T), now: Duration) -> Place {
@@ -421,31 +316,6 @@ impl<T> Queue<T> {
         self.count(&claim, true);
         self.entries.insert(place, Entry { claim, since: now, held_back, payload, key, parked: false });
         place
-    }
-
-    /// Keeps what each tenant holds. Those that had begun are not counted: they were let in before.
-    fn count(&mut self, claim: &Claim, comes: bool) {
-        if claim.begun {
-            return;
-        }
-        let holding = self.tenants.entry(claim.tenant.clone()).or_default();
-        self.sizes.remove(&(holding.size(), claim.tenant.clone()));
-        holding.weight = claim.weight;
-        let of_class = holding.classes.entry(claim.priority).or_default();
-        if comes {
-            (*of_class, holding.places) = (*of_class + 1, holding.places + 1);
-        } else {
-            (*of_class, holding.places) = (of_class.saturating_sub(1), holding.places.saturating_sub(1));
-        }
-        if *of_class == 0 {
-            holding.classes.remove(&claim.priority);
-        }
-        if holding.places == 0 {
-            self.tenants.remove(&claim.tenant);
-        } else {
-            let size = holding.size();
-            self.sizes.insert((size, claim.tenant.clone()));
-        }
     }
 }
 

@@ -5,10 +5,7 @@
 //! front are looked at again before each turn, and of the rest a few more each time, in rotation. Pure.
 //! Bounds: [`FRONT`] and [`MORE`] lookups a turn.
 
-use std::{
-    ops::Bound::{Excluded, Unbounded},
-    time::Duration,
-};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -69,26 +66,10 @@ impl<T> Queue<T> {
         }
         let Some(entry) = self.entries.get(&turn) else { return Vec::new() };
         let passed = u64::try_from(self.config.passed().as_micros()).unwrap_or(u64::MAX);
-        let Some(order) = self.lanes.get(&class_of(&entry.claim)).and_then(|lane| lane.order_of(&entry.claim.tenant))
-        else {
-            return Vec::new();
-        };
-        // One whose turn is for its age is not the first.
-        let Some(first) = order.first().copied().filter(|(_, place)| *place == turn) else { return Vec::new() };
         let front = (most * FRONT / (FRONT + MORE)).max(1);
-        let more = most.saturating_sub(front);
-        let mut some: Vec<Place> = order.iter().take(front).map(|(_, place)| *place).collect();
-        let last = order.iter().nth(front - 1).copied();
-        // Behind the front, from where the last look ended, as far as one may come forward.
-        let reach = first.0.saturating_add(passed);
-        let from = last.map(|last| last.max(self.looked));
-        let behind: Vec<(u64, Place)> = from.map_or_else(Vec::new, |from| {
-            order.range((Excluded(from), Unbounded)).take_while(|(key, _)| *key <= reach).take(more).copied().collect()
-        });
-        // At the end it begins anew behind the front.
-        self.looked = behind.last().copied().filter(|_| behind.len() == more).unwrap_or((0, Place(0)));
-        some.extend(behind.into_iter().map(|(_, place)| place));
-        some
+        let some = (front, most.saturating_sub(front));
+        let lane = self.lanes.get_mut(&class_of(&entry.claim));
+        lane.map(|lane| lane.looks(&entry.claim.tenant, turn, some, passed)).unwrap_or_default()
     }
 
     /// What a waiting request needs to compute was found out anew.

@@ -14,7 +14,7 @@ use crate::route::fleet::{Fleet, Slot};
 #[serde(deny_unknown_fields, default)]
 pub struct Rooms {
     /// Sequences handed to a worker ahead of a free place in its batch, in percent of the batch; at least one. They keep it
-    /// busy while the next one is on its way.
+    /// busy while the next one is on its way. No setting: a batch that is full has no use for more.
     pub ahead_percent: u32,
     /// Prompt tokens handed to a worker ahead, in steps of its engine; 0 for any number. A prompt of any length is
     /// given to a worker that is below. Fewer than two leave it idle between steps; what is more is bound to it before it is known

@@ -2,10 +2,11 @@
 //!
 //! Called by the router shard under its lock, and by the cluster simulator, whenever a reservation is given back, an account came or
 //! somebody came to wait. A request is bound to a worker here and not when it came: what the caches hold by then is known, and
-//! so is who else was given what. Pure. Bounds: in one go [`PASSED_MAX`] are passed over, beside those that
-//! wish for taken workers, of [`WISHING_MAX`] kinds; as many are looked up as [`super::order`] says for each that goes.
+//! so is who else was given what. Pure. Bounds: in one go [`PASSED_MAX`] of a tenant are passed over and [`PASSED_ALL`] of all, beside
+//! those that wish for taken workers, of [`KINDS_MAX`] kinds of a tenant and twice [`KINDS_ALL`] of all; a tenant beyond its bound is set
+//! aside and the others go on. As many are looked up as [`super::order`] says for each that goes.
 
-use std::time::Duration;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use starling_ids::{BlockHash, WorkerId};
 use starling_kv::index::{Holder, Overlap};
@@ -19,10 +20,15 @@ use crate::route::desk::{Ask, Decision, Desk};
 /// How long a request waits for a worker with KV blocks for all of its prompt.
 pub const KV_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Waiting requests passed over in one go because no worker with room may have them.
+/// Waiting requests of one tenant passed over in one go because no worker with room may have them.
 const PASSED_MAX: u32 = 8;
-/// Kinds of wishes for workers which are taken, of which one request is asked about in one go; all like it are passed over with it.
-const WISHING_MAX: usize = 64;
+/// The same of all tenants; then the go is over.
+const PASSED_ALL: u32 = 32;
+/// Kinds of one tenant's wishes for workers which are taken, of which one request is asked about in one go; all like it are
+/// passed over with it.
+const KINDS_MAX: usize = 64;
+/// The same of all tenants; beyond it, as many again of tenants that have none yet.
+const KINDS_ALL: usize = 128;
 
 /// With more workers than this fewer are looked at again, as each look runs down all of them.
 const WIDTH: usize = 1_024;
@@ -76,6 +82,42 @@ pub fn claim(desk: &mut Desk, caches: &impl Caches, ask: &Ask<'_>, overlaps: &[O
     }
 }
 
+/// What was passed over in one go.
+#[derive(Debug, Default)]
+struct Passed {
+    /// One of each kind of wishes that only taken workers fulfil.
+    kinds: Vec<Place>,
+    /// Kinds and other requests, by tenant.
+    tenants: HashMap<Arc<str>, (usize, u32)>,
+    /// Other requests of all tenants.
+    others: u32,
+}
+
+impl Passed {
+    fn of(&self, tenant: &Arc<str>) -> (usize, u32) {
+        self.tenants.get(tenant).copied().unwrap_or_default()
+    }
+
+    /// Whether it may be asked for one more kind of wishes of this tenant.
+    fn may_ask(&self, tenant: &Arc<str>) -> bool {
+        let (own, all) = (self.of(tenant).0, self.kinds.len());
+        own < KINDS_MAX && all < KINDS_ALL || own == 0 && all < 2 * KINDS_ALL
+    }
+
+    fn kind(&mut self, tenant: &Arc<str>, place: Place) {
+        self.kinds.push(place);
+        self.tenants.entry(tenant.clone()).or_default().0 += 1;
+    }
+
+    /// One that no worker with room may have. True when its tenant has had as many as it may.
+    fn other(&mut self, tenant: &Arc<str>) -> bool {
+        self.others += 1;
+        let own = &mut self.tenants.entry(tenant.clone()).or_default().1;
+        *own += 1;
+        *own >= PASSED_MAX
+    }
+}
+
 /// Gives what is free to those whose turn it is, until nothing is. Each that went comes back with its decision.
 pub fn hand_out<T: Waits>(
     queue: &mut Queue<T>,
@@ -84,51 +126,73 @@ pub fn hand_out<T: Waits>(
     now: Duration,
 ) -> Vec<(Entry<T>, Decision)> {
     let mut gone = Vec::new();
-    let mut passed = 0;
-    // One of each kind.
-    let mut wishing: Vec<Place> = Vec::new();
+    let mut passed = Passed::default();
     // Once for each that goes, however many are passed over.
     let mut look = true;
-    while !queue.is_empty() && desk.has_room(now) {
+    while !queue.is_empty() && passed.others < PASSED_ALL && desk.has_room(now) {
         if std::mem::take(&mut look) {
             look_again(queue, desk, caches, now);
         }
         let Some(place) = queue.next(now) else { break };
-        let Some(entry) = queue.get(place) else { break };
-        if entry.payload.is_gone() {
-            queue.remove(place, now);
+        if pass_over(queue, desk, (place, now), &mut passed) {
             continue;
         }
+        let Some(entry) = queue.get(place) else { break };
         let ask = Ask { told: true, ..entry.payload.ask() };
-        if ask.wishes.is_some_and(|wishes| wishes.limit()) {
-            // Room only shrinks in here: where there was none for one, there is none for those like it.
-            let known = wishing.iter().filter_map(|place| queue.get(*place)).any(|one| alike(&one.payload.ask(), &ask));
-            let open = Ask { overdue: true, ..ask };
-            if known || (wishing.len() < WISHING_MAX && !desk.has_room_for(&open, now)) {
-                if !known {
-                    wishing.push(place);
-                }
-                queue.park(place);
-                continue;
-            }
-        }
         let waited = now.saturating_sub(entry.since);
         let overlaps = caches.overlaps(ask.hashes);
         let Some(decision) = decide(desk, caches, (ask, waited), &overlaps, now) else {
-            if passed == PASSED_MAX {
-                break;
+            let tenant = entry.claim.tenant.clone();
+            if passed.other(&tenant) {
+                queue.set_aside(place);
             }
-            passed += 1;
             queue.park(place);
             continue;
         };
-        let Some(entry) = queue.take(place, now) else { break };
+        let Some(entry) = queue.take_for(place, decision.computed_tokens, now) else { break };
         desk.waited(decision.ticket, waited, entry.held_back);
         gone.push((entry, decision));
         look = true;
     }
     queue.unpark();
     gone
+}
+
+/// Passes over one whose turn it is, when it left, or wishes for workers that are taken, or its tenant was set aside.
+fn pass_over<T: Waits>(
+    queue: &mut Queue<T>,
+    desk: &mut Desk,
+    (place, now): (Place, Duration),
+    passed: &mut Passed,
+) -> bool {
+    let Some(entry) = queue.get(place) else { return false };
+    if entry.payload.is_gone() {
+        queue.remove(place, now);
+        return true;
+    }
+    let tenant = entry.claim.tenant.clone();
+    // Set aside in another class, or its turn is for its age.
+    if passed.of(&tenant).1 >= PASSED_MAX {
+        queue.set_aside(place);
+        queue.park(place);
+        return true;
+    }
+    let ask = Ask { told: true, overdue: true, ..entry.payload.ask() };
+    if !ask.wishes.is_some_and(|wishes| wishes.limit()) {
+        return false;
+    }
+    // Room only shrinks in here: where there was none for one, there is none for those like it.
+    let known = passed.kinds.iter().filter_map(|place| queue.get(*place)).any(|one| alike(&one.payload.ask(), &ask));
+    if !known && passed.may_ask(&tenant) {
+        if desk.has_room_for(&ask, now) {
+            return false;
+        }
+        passed.kind(&tenant, place);
+    } else if !known {
+        queue.set_aside(place);
+    }
+    queue.park(place);
+    true
 }
 
 /// Whether two may have the same workers.

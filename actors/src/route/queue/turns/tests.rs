@@ -268,30 +268,74 @@ fn those_who_left_are_passed_over() {
     assert!(shard.queue.is_empty());
 }
 
+/// One that waits in the name of a tenant.
+fn enter_as(shard: &mut Shard, tenant: &str, waiter: Waiter) {
+    let prompt = waiter.chain.len() as u64 * u64::from(BLOCK);
+    let rights = Claim { tenant: tenant.into(), weight: 1, deadline: ms(60_000), ..Claim::default() };
+    let claim = Claim { cost_tokens: prompt, miss_tokens: prompt, ..rights };
+    assert!(shard.queue.offer(claim, waiter, ms(0)).is_ok());
+}
+
 #[test]
-fn tenants_still_share_by_tokens_when_the_prompts_of_one_are_cached() {
+fn tenants_share_what_is_computed_when_their_turns_come_not_what_was_missed_when_they_came() {
     let mut shard = Shard::new();
     shard.hear([1_536, 1_536], 0, ms(0));
-    let document = chain(7, 40);
-    shard.known.hold(0, &document);
-    for request in 0..40u128 {
-        for (tenant, chain) in [("cached", document.clone()), ("plain", chain(100 + request, 40))] {
-            let rights = Claim { tenant: tenant.into(), weight: 1, deadline: ms(60_000), ..Claim::default() };
-            let waiter = Waiter::new(request, &chain);
-            // The same cost for both, so that the shares can be counted by turns.
-            let claim = Claim { cost_tokens: 640, miss_tokens: 640, ..rights };
-            assert!(shard.queue.offer(claim, waiter, ms(0)).is_ok());
-        }
+    let document = chain(7, 30);
+    for request in 0..60u128 {
+        // All look alike when they come; three quarters of one tenant's prompts are cached before its turns come.
+        let own = chain(1_000 + request, 10);
+        enter_as(&mut shard, "cached", Waiter::new(request, &[&document[..], &own[..]].concat()));
+        enter_as(&mut shard, "plain", Waiter::new(500 + request, &chain(100 + request, 40)));
     }
-    let mut served: HashMap<bool, usize> = HashMap::new();
-    for step in 0..20 {
+    shard.known.hold(0, &document);
+    let mut served: HashMap<bool, (usize, u64)> = HashMap::new();
+    for step in 0..40 {
         shard.hear([1_535, 1_536], 0, ms(step));
         for (entry, decision) in hand_out(&mut shard.queue, &mut shard.desk, &shard.known, ms(step)) {
-            *served.entry(&*entry.claim.tenant == "cached").or_default() += 1;
+            let (turns, tokens) = served.entry(&*entry.claim.tenant == "cached").or_default();
+            (*turns, *tokens) = (*turns + 1, *tokens + decision.computed_tokens);
             assert!(shard.desk.release(decision.ticket));
         }
     }
-    let (cached, plain) = (served.get(&true).copied().unwrap_or(0), served.get(&false).copied().unwrap_or(0));
-    // A cached one leaves room for another in the same step.
-    assert!(cached.abs_diff(plain) <= 1 && cached + plain >= 20, "{served:?}");
+    let ((turns, cached), (plain_turns, plain)) = (served[&true], served[&false]);
+    assert!(cached.abs_diff(plain) <= 2 * 640 && turns >= 3 * plain_turns, "{served:?}");
+}
+
+#[test]
+fn a_tenant_whose_wishes_are_of_too_many_kinds_is_set_aside_and_others_go_on() {
+    let mut shard = Shard::new();
+    shard.hear([1_536, 1_536], 0, ms(0));
+    for request in 0..400u128 {
+        // Each is a kind of its own: the worker that is taken, with one more that there never was.
+        let exclude = vec![worker(100 + request as u16)];
+        let wishes = Wishes { worker: Some(worker(0)), ..Wishes::default() };
+        let tenant = format!("picky-{}", request % 4);
+        enter_as(&mut shard, &tenant, Waiter { wishes, exclude, ..Waiter::new(request, &chain(request, 4)) });
+    }
+    enter_as(&mut shard, "modest", Waiter::new(999, &chain(999, 4)));
+    let (wishes, exclude) = (Wishes { worker: Some(worker(1)), ..Wishes::default() }, vec![worker(7)]);
+    enter_as(&mut shard, "pinned", Waiter { wishes, exclude, ..Waiter::new(998, &chain(998, 4)) });
+    shard.hear([1_536, 0], 0, ms(1));
+    let mut gone: Vec<_> = shard.hand_out(ms(1)).into_iter().map(|(request, worker, _)| (request, worker)).collect();
+    gone.sort_unstable();
+    assert_eq!(gone, [(998, 1), (999, 1)]);
+    shard.hear([0, 1_536], 2, ms(2));
+    let gone = shard.hand_out(ms(2));
+    assert!(!gone.is_empty() && gone.iter().all(|(request, worker, _)| *request < 400 && *worker == 0), "{gone:?}");
+}
+
+#[test]
+fn a_tenant_of_whom_nobody_fits_keeps_no_other_from_its_turn() {
+    let mut shard = Shard::new();
+    shard.hear([1_536, 1_536], 0, ms(0));
+    for request in 0..40u128 {
+        let exclude = vec![worker(1)];
+        enter_as(&mut shard, "failed", Waiter { exclude, ..Waiter::new(request, &chain(request, 4)) });
+    }
+    enter_as(&mut shard, "modest", Waiter::new(999, &chain(999, 40)));
+    let rates = Some(Rates { prefill_ms_per_token: 1.0, ..Rates::default() });
+    let full = Heard { at: ms(1), running: 128, prefill_tokens: 1_536, rates, ..Heard::default() };
+    shard.desk.hear(&worker(0), LIFE, full);
+    shard.desk.hear(&worker(1), LIFE, Heard { running: 1, prefill_tokens: 1_535, ..full });
+    assert_eq!(shard.hand_out(ms(1)), [(999, 1, 0)], "the others may only have the worker that is full");
 }
