@@ -43,6 +43,18 @@ impl Lanes {
     }
 }
 
+/// The larger of two numbers; one instruction for several, where [`f64::max`] also looks for what is no number.
+#[inline(always)]
+pub(super) fn larger(a: f64, b: f64) -> f64 {
+    if a > b { a } else { b }
+}
+
+/// The smaller of two numbers, likewise.
+#[inline(always)]
+fn smaller(a: f64, b: f64) -> f64 {
+    if a < b { a } else { b }
+}
+
 /// One entry a worker in each; see the module. Times in milliseconds.
 #[derive(Debug, Default)]
 pub(super) struct Columns {
@@ -132,6 +144,30 @@ impl Columns {
             };
             sums[at] += of(worker, numbers[at]);
         }
+    }
+
+    /// The least time in which a worker would compute what it lacks of a prompt, milliseconds, among those with so many blocks
+    /// `left` for it; infinite when there is none. `prompt` are its tokens and those of a block.
+    pub(super) fn least(&self, left: &[f64], hits: &[u32], prompt: (f64, f64)) -> f64 {
+        let (tokens, block) = prompt;
+        let of = |left: f64, hits: u32, prefill: f64| {
+            // The last token is always computed, for what follows it.
+            let missed = larger(tokens - f64::from(hits) * block, 1.0);
+            if missed <= left * block { missed * prefill } else { f64::INFINITY }
+        };
+        let width = left.len().min(hits.len()).min(self.prefill.len());
+        let (left, rest) = left[..width].as_chunks::<8>();
+        let (hits, hits_rest) = hits[..width].as_chunks::<8>();
+        let (prefill, prefill_rest) = self.prefill[..width].as_chunks::<8>();
+        // Eight side by side, as one after the other none could begin before the one ahead of it was compared.
+        let mut least = [f64::INFINITY; 8];
+        for ((left, hits), prefill) in left.iter().zip(hits).zip(prefill) {
+            for at in 0..8 {
+                least[at] = smaller(of(left[at], hits[at], prefill[at]), least[at]);
+            }
+        }
+        let rest = rest.iter().zip(hits_rest).zip(prefill_rest);
+        rest.map(|((left, hits), prefill)| of(*left, *hits, *prefill)).chain(least).fold(f64::INFINITY, smaller)
     }
 
     /// One worker more.

@@ -17,6 +17,8 @@ use std::{
 use starling_ids::{Incarnation, RequestId, WorkerId};
 use starling_kv::index::{Holder, Overlap};
 
+pub use room::Takers;
+
 pub use super::{
     ask::{Ask, Decision, Ticket},
     gate::COOLING,
@@ -241,9 +243,20 @@ impl Desk {
         joint
     }
 
-    /// Slots that may be chosen now, into `eligible`: doubtful, cooling and cut-off ones only when none of the others may have
-    /// the request at all.
+    /// Slots that may be chosen now, into `eligible`, as far as they take the request.
     fn list(&mut self, ask: &Ask<'_>, draw: u64, now: Duration) {
+        self.list_allowed(ask, draw, now);
+        let Self { fleet, hits, gate, eligible, .. } = self;
+        gate.keep_open(ask, (fleet, hits), now, eligible);
+        let decodes = |slot: &Slot| fleet.places[*slot].role.decodes();
+        if fleet.has_specialists() && eligible.iter().any(decodes) {
+            eligible.retain(decodes);
+        }
+    }
+
+    /// Slots that may have the request, with room for it or without, into `eligible`: doubtful, cooling and cut-off ones only when
+    /// none of the others may have it at all.
+    fn list_allowed(&mut self, ask: &Ask<'_>, draw: u64, now: Duration) {
         let Self { fleet, hits, below, policy, gate, eligible, .. } = self;
         let question = Question { ask, fleet, hits, below, draw };
         for last_resort in [false, true] {
@@ -252,11 +265,6 @@ impl Desk {
             if !eligible.is_empty() {
                 break;
             }
-        }
-        gate.keep_open(ask, (fleet, hits), now, eligible);
-        let decodes = |slot: &Slot| fleet.places[*slot].role.decodes();
-        if fleet.has_specialists() && eligible.iter().any(decodes) {
-            eligible.retain(decodes);
         }
     }
 

@@ -123,6 +123,31 @@ impl Gate {
         }
     }
 
+    /// KV blocks that each of `eligible` would take for such a request, into its place in `left`: any number of one that is asked in any
+    /// case, less than none where it would not be taken. Nobody takes anything while all are taken.
+    pub(super) fn left(&self, ask: &Ask<'_>, (fleet, eligible): (&Fleet, &[Slot]), now: Duration, left: &mut Vec<f64>) {
+        left.clear();
+        left.resize(fleet.width(), -1.0);
+        let Some(rooms) = &self.rooms else {
+            eligible.iter().for_each(|slot| left[*slot] = f64::INFINITY);
+            return;
+        };
+        if !eligible.iter().any(|slot| self.is_open(rooms, fleet, *slot, now)) {
+            return;
+        }
+        let sequences = ask.choices.max(1);
+        for slot in eligible.iter().copied().filter(|slot| !self.refuses(*slot, now)) {
+            let room = fleet.room(slot);
+            let waits_there = || ask.overdue && rooms.open(fleet, slot, self.block_tokens);
+            if room == u32::MAX || room >= sequences && waits_there() {
+                left[slot] = f64::INFINITY;
+            } else if room >= sequences {
+                // Far below 2^52, so exact; any number is rounded, and larger than what anybody needs.
+                left[slot] = rooms.blocks_left(fleet, slot, self.block_tokens) as f64;
+            }
+        }
+    }
+
     /// Whether some worker has room for one more.
     pub(super) fn has_room(&self, fleet: &Fleet, now: Duration) -> bool {
         let Some(rooms) = &self.rooms else { return true };

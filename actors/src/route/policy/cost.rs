@@ -6,7 +6,7 @@
 
 use super::{Params, PolicyError, Question, Scorer, shared::Shared};
 use crate::route::{
-    columns::{Columns, Worker},
+    columns::{Columns, Worker, larger},
     desk::Ask,
     fleet::{Fleet, Slot},
 };
@@ -129,12 +129,6 @@ impl Request {
             shared: 0.0,
         }
     }
-}
-
-/// The larger of two numbers; one instruction for several, where [`f64::max`] also looks for what is no number.
-#[inline(always)]
-fn larger(a: f64, b: f64) -> f64 {
-    if a > b { a } else { b }
 }
 
 /// The next whole number, of one from 0 to 2^51; [`f64::ceil`] is a call on the oldest x86-64 processors.

@@ -15,7 +15,7 @@ use super::{
     Claim, Entry, Place, Queue,
     order::{FRONT, MORE},
 };
-use crate::route::desk::{Ask, Decision, Desk};
+use crate::route::desk::{Ask, Decision, Desk, Takers};
 
 /// How long a request waits for a worker with KV blocks for all of its prompt.
 pub const KV_PATIENCE: Duration = Duration::from_secs(2);
@@ -30,7 +30,8 @@ const KINDS_MAX: usize = 64;
 /// The same of all tenants; beyond it, as many again of tenants that have none yet.
 const KINDS_ALL: usize = 128;
 
-/// With more workers than this fewer are looked at again, as each look runs down all of them.
+/// With more workers than this fewer are looked at again, as each look runs down all of them; and fewer than [`FRONT`] kinds, as for
+/// each it is gone through them which of them take it.
 const WIDTH: usize = 1_024;
 
 /// A request that can wait.
@@ -73,7 +74,7 @@ pub fn claim(desk: &mut Desk, caches: &impl Caches, ask: &Ask<'_>, overlaps: &[O
     let hit_tokens = u64::from(hit) * u64::from(ask.block_tokens);
     let miss_tokens = u64::from(ask.prompt_tokens).saturating_sub(hit_tokens).max(1);
     let expected = desk.answer_expected(ask.answer_tokens_max).ceil() as u64 * u64::from(ask.choices.max(1));
-    let prefill = desk.prefill_expected(ask, overlaps, |holder| caches.who(holder), None);
+    let prefill = desk.prefill_expected(ask, overlaps, |holder| caches.who(holder));
     Claim {
         miss_tokens,
         prefill: prefill.unwrap_or_default(),
@@ -205,12 +206,27 @@ fn alike(one: &Ask<'_>, other: &Ask<'_>) -> bool {
 /// Puts those that may be next in order by what the caches hold now.
 fn look_again<T: Waits>(queue: &mut Queue<T>, desk: &mut Desk, caches: &impl Caches, now: Duration) {
     let Some(turn) = queue.next(now) else { return };
-    let most = (FRONT + MORE) * WIDTH / desk.fleet().width().max(WIDTH);
+    let width = desk.fleet().width().max(1);
+    let most = (FRONT + MORE) * WIDTH / width.max(WIDTH);
+    // Who takes them is the same for all that are alike, nearly always for all.
+    let mut kinds: Vec<(Place, bool, Takers)> = Vec::new();
     for place in queue.reconsidered(turn, most) {
         let Some(entry) = queue.get(place) else { continue };
         let ask = Ask { overdue: now.saturating_sub(entry.since) >= KV_PATIENCE, ..entry.payload.ask() };
+        let of_kind = |(one, overdue, _): &(Place, bool, Takers)| {
+            *overdue == ask.overdue && queue.get(*one).is_some_and(|one| alike(&one.payload.ask(), &ask))
+        };
+        let known = kinds.iter().position(of_kind);
+        if known.is_none() && kinds.len() >= (FRONT * WIDTH / width).max(1) {
+            continue;
+        }
+        let at = known.unwrap_or_else(|| {
+            kinds.push((place, ask.overdue, desk.takers(&ask, now)));
+            kinds.len() - 1
+        });
         let overlaps = caches.overlaps(ask.hashes);
-        if let Some(prefill) = desk.prefill_expected(&ask, &overlaps, |holder| caches.who(holder), Some(now)) {
+        let prefill = desk.prefill_among(&kinds[at].2, &ask, &overlaps, |holder| caches.who(holder));
+        if let Some(prefill) = prefill {
             queue.judge(place, prefill);
         }
     }
