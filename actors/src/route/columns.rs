@@ -74,10 +74,12 @@ pub(super) struct Columns {
     free: Vec<f64>,
     /// Waiting for one KV block that is lacking, for each token of an answer.
     block: Vec<f64>,
-    /// Prompt tokens queued there.
-    pub(super) queued: Vec<f64>,
-    /// KV blocks that it does not hold back and nobody holds or was promised; plenty when they are not known.
-    pub(super) unpromised: Vec<f64>,
+    /// KV blocks that it would still take; any number of one that has nothing to do, and where they are not known or not held back.
+    pub(super) left: Vec<f64>,
+    /// It should be given one request more now.
+    pub(super) open: Vec<bool>,
+    /// How many should.
+    pub(super) open_count: usize,
     /// Sequences that it would still take; any number of one that has nothing to do or does not say.
     pub(super) room: Vec<u32>,
     /// Sequences.
@@ -170,6 +172,22 @@ impl Columns {
         rest.map(|((left, hits), prefill)| of(*left, *hits, *prefill)).chain(least).fold(f64::INFINITY, smaller)
     }
 
+    /// Notes how many KV blocks a worker would still take, and whether it should be given one request more now.
+    pub(super) fn note_room(&mut self, slot: Slot, left: u64, open: bool) {
+        let any = self.room[slot] == u32::MAX;
+        // Far below 2^52, so exact; any number is rounded, and larger than what anybody needs.
+        self.left[slot] = if any { f64::INFINITY } else { left as f64 };
+        self.open_count = self.open_count + usize::from(open) - usize::from(self.open[slot]);
+        self.open[slot] = open;
+    }
+
+    /// Whether every worker would take so many sequences and prompt tokens, in blocks of that size.
+    pub(super) fn all_take(&self, sequences: u32, tokens: f64, block: f64) -> bool {
+        // Counted to the end: several go at a time, and nearly always all of them do.
+        self.room.iter().filter(|room| **room < sequences).count() == 0
+            && self.left.iter().filter(|left| **left * block < tokens).count() == 0
+    }
+
     /// One worker more.
     pub(super) fn widen(&mut self) {
         for column in [
@@ -180,12 +198,13 @@ impl Columns {
             &mut self.harm,
             &mut self.free,
             &mut self.block,
-            &mut self.queued,
         ] {
             column.push(0.0);
         }
         self.step_tokens.push(1.0);
-        self.unpromised.push(f64::MAX);
+        self.left.push(f64::INFINITY);
+        self.open.push(true);
+        self.open_count += 1;
         self.room.push(u32::MAX);
         self.in_flight.push(0);
         self.keys.push(0);
@@ -208,9 +227,6 @@ impl Columns {
         let over = in_flight + 1.0 - sequences;
         let total = f64::from(places.blocks);
         let known = total > 0.0 && taken > 0.0;
-        self.queued[slot] = queued;
-        let kept = f64::from(places.blocks / 100);
-        self.unpromised[slot] = if any || places.blocks == 0 { f64::MAX } else { total - kept - taken };
         self.queue[slot] = queued * rates.prefill_ms_per_token + (queued / step_tokens).ceil() * step;
         self.prefill[slot] = rates.prefill_ms_per_token;
         self.step[slot] = step;

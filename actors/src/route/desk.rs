@@ -109,7 +109,7 @@ impl Desk {
     /// Decides nothing while every worker is taken by these bounds.
     #[must_use]
     pub fn with_rooms(mut self, rooms: Rooms) -> Self {
-        self.gate.hold_back(rooms);
+        self.fleet.hold_back(rooms, 1);
         self
     }
 

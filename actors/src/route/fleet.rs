@@ -14,6 +14,7 @@ use super::{
     columns::Columns,
     given::{Given, work},
     policy::mix,
+    queue::rooms::Rooms,
     rates::{Learned, Rates},
     split::{KvLink, Role},
     wishes::{Labels, TAINT},
@@ -105,6 +106,8 @@ pub struct Fleet {
     pub cooling: Vec<Duration>,
     /// What the columns above amount to, for whoever runs down all of them.
     pub(super) columns: Columns,
+    /// When a worker counts as taken, and tokens per block.
+    rooms: Option<(Rooms, u32)>,
     /// When the last of those that cool may be chosen again.
     cooled: Duration,
     /// Workers with a role of their own.
@@ -173,20 +176,6 @@ impl Fleet {
         self.columns.room[slot]
     }
 
-    /// Whether every worker would take so many more sequences.
-    pub(super) fn all_have_room(&self, sequences: u32) -> bool {
-        // Counted to the end: several go at a time, and nearly always all of them do.
-        self.columns.room.iter().filter(|room| **room < sequences).count() == 0
-    }
-
-    /// True when every worker has so many blocks that nobody holds or waits for, whatever its queue takes; false says nothing.
-    pub(super) fn all_have_blocks(&self, blocks: u64, block_tokens: u32) -> bool {
-        // A little more than what is needed makes good what these sums round.
-        let (need, each) = (blocks as f64 + 2.0, 1.0 / f64::from(block_tokens.max(1)));
-        let columns = self.columns.unpromised.iter().zip(&self.columns.queued);
-        columns.filter(|(left, queued)| **left < **queued * each + need).count() == 0
-    }
-
     /// Whether every slot's worker is sound and none cools.
     pub(super) fn all_sound(&self, now: Duration) -> bool {
         now >= self.cooled && self.standing.iter().filter(|standing| **standing != Standing::Sound).count() == 0
@@ -234,6 +223,23 @@ impl Fleet {
         let in_flight = (heard.running + heard.waiting + self.unreported[slot]).max(self.sequences[slot]);
         let (queued, taken) = (self.queued_tokens(slot), self.blocks(slot));
         self.columns.refresh(slot, self.rates[slot], self.places[slot], (in_flight, queued, taken));
+        let (left, open) = self.rooms.map_or((u64::MAX, true), |(rooms, block_tokens)| {
+            (rooms.blocks_left(self, slot, block_tokens), rooms.open(self, slot, block_tokens))
+        });
+        self.columns.note_room(slot, left, open);
+    }
+
+    /// When a worker counts as taken, and tokens per block of the model; nothing is held back without.
+    pub(super) fn rooms(&self) -> Option<(Rooms, u32)> {
+        self.rooms
+    }
+
+    /// Holds requests back from workers that are taken by these bounds.
+    pub(super) fn hold_back(&mut self, rooms: Rooms, block_tokens: u32) {
+        if self.rooms != Some((rooms, block_tokens)) {
+            self.rooms = Some((rooms, block_tokens));
+            (0..self.width()).for_each(|slot| self.refresh(slot));
+        }
     }
 
     /// Prompt tokens that wait on a worker.

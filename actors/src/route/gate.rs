@@ -8,11 +8,11 @@ use std::time::Duration;
 use starling_ids::WorkerId;
 
 use super::{
-    ask::missing,
     breaker::{Breaker, State},
+    columns::larger,
     desk::{Ask, Ticket},
     fleet::{Fleet, Slot, Standing},
-    queue::rooms::{HeldBack, Need, Rooms},
+    queue::rooms::HeldBack,
 };
 
 /// How long a worker that failed a request is used only when there is no other.
@@ -24,9 +24,6 @@ const REFUSED: Duration = Duration::from_millis(250);
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
-    rooms: Option<Rooms>,
-    /// Of the model, as its requests say.
-    block_tokens: u32,
     breakers: Vec<Breaker>,
     /// Slots whose breaker is not closed, rising: seldom any, so that a decision looks at no breaker.
     turned: Vec<Slot>,
@@ -38,10 +35,6 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    pub(super) fn hold_back(&mut self, rooms: Rooms) {
-        self.rooms = Some(rooms);
-    }
-
     pub(super) fn widen(&mut self, width: usize) {
         self.breakers.resize(width, Breaker::default());
         self.trying.resize(width, None);
@@ -58,7 +51,9 @@ impl Gate {
 
     /// What an ask tells of the workers that it met before: those that failed cool, those that refused count as taken.
     pub(super) fn learn(&mut self, ask: &Ask<'_>, fleet: &mut Fleet, now: Duration) {
-        self.block_tokens = ask.block_tokens;
+        if let Some((rooms, _)) = fleet.rooms() {
+            fleet.hold_back(rooms, ask.block_tokens);
+        }
         if ask.told {
             return;
         }
@@ -104,23 +99,26 @@ impl Gate {
         now: Duration,
         eligible: &mut Vec<Slot>,
     ) {
-        let Some(rooms) = &self.rooms else { return };
-        if eligible.iter().any(|slot| self.is_open(rooms, fleet, *slot, now)) {
-            let sequences = ask.choices.max(1);
-            let most = Need { sequences, blocks: missing(ask, 0).1 };
-            if now >= self.refusals_end && rooms.all_fit(fleet, most, self.block_tokens) {
-                return;
-            }
-            let takes = |slot: Slot| {
-                let blocks = missing(ask, hits.get(slot).copied().unwrap_or(0)).1;
-                let fits = |blocks| rooms.fits(fleet, slot, Need { sequences, blocks }, self.block_tokens);
-                // One that has waited long may wait for blocks where there are some.
-                fits(blocks) || ask.overdue && fits(0) && rooms.open(fleet, slot, self.block_tokens)
-            };
-            eligible.retain(|slot| !self.refuses(*slot, now) && takes(*slot));
-        } else {
-            eligible.clear();
+        if fleet.rooms().is_none() {
+            return;
         }
+        if !self.any_open(fleet, eligible, now) {
+            return eligible.clear();
+        }
+        let sequences = ask.choices.max(1);
+        let (tokens, block) = prompt(ask);
+        let (columns, refusing) = (&fleet.columns, now < self.refusals_end);
+        if !refusing && columns.all_take(sequences, tokens.max(1.0), block) {
+            return;
+        }
+        eligible.retain(|slot| {
+            let slot = *slot;
+            // The last token is always computed, for what follows it.
+            let missed = larger(tokens - f64::from(hits.get(slot).copied().unwrap_or(0)) * block, 1.0);
+            // One that has waited long may wait for blocks where there are some.
+            let fits = missed <= columns.left[slot] * block || ask.overdue && columns.open[slot];
+            columns.room[slot] >= sequences && fits && !(refusing && self.refuses(slot, now))
+        });
     }
 
     /// KV blocks that each of `eligible` would take for such a request, into its place in `left`: any number of one that is asked in any
@@ -128,38 +126,31 @@ impl Gate {
     pub(super) fn left(&self, ask: &Ask<'_>, (fleet, eligible): (&Fleet, &[Slot]), now: Duration, left: &mut Vec<f64>) {
         left.clear();
         left.resize(fleet.width(), -1.0);
-        let Some(rooms) = &self.rooms else {
-            eligible.iter().for_each(|slot| left[*slot] = f64::INFINITY);
-            return;
-        };
-        if !eligible.iter().any(|slot| self.is_open(rooms, fleet, *slot, now)) {
+        if fleet.rooms().is_some() && !self.any_open(fleet, eligible, now) {
             return;
         }
-        let sequences = ask.choices.max(1);
-        for slot in eligible.iter().copied().filter(|slot| !self.refuses(*slot, now)) {
-            let room = fleet.room(slot);
-            let waits_there = || ask.overdue && rooms.open(fleet, slot, self.block_tokens);
-            if room == u32::MAX || room >= sequences && waits_there() {
-                left[slot] = f64::INFINITY;
-            } else if room >= sequences {
-                // Far below 2^52, so exact; any number is rounded, and larger than what anybody needs.
-                left[slot] = rooms.blocks_left(fleet, slot, self.block_tokens) as f64;
+        let (columns, sequences) = (&fleet.columns, ask.choices.max(1));
+        let refusing = fleet.rooms().is_some() && now < self.refusals_end;
+        for slot in eligible.iter().copied().filter(|slot| !(refusing && self.refuses(*slot, now))) {
+            if columns.room[slot] >= sequences || fleet.rooms().is_none() {
+                let waits_there = ask.overdue && columns.open[slot];
+                left[slot] = if waits_there { f64::INFINITY } else { columns.left[slot] };
             }
         }
     }
 
     /// Whether some worker has room for one more.
     pub(super) fn has_room(&self, fleet: &Fleet, now: Duration) -> bool {
-        let Some(rooms) = &self.rooms else { return true };
-        (0..fleet.width()).any(|slot| present(fleet, slot) && self.is_open(rooms, fleet, slot, now))
+        let open = |slot| present(fleet, slot) && self.is_open(fleet, slot, now);
+        fleet.rooms().is_none() || fleet.columns.open_count > 0 && (0..fleet.width()).any(open)
     }
 
     /// What most workers lack, when none has room.
     pub(super) fn held_back(&self, fleet: &Fleet) -> Option<HeldBack> {
-        let rooms = self.rooms.as_ref()?;
+        let (rooms, block_tokens) = fleet.rooms()?;
         let mut counts = [(0usize, None); 3];
         for why in (0..fleet.width()).filter(|slot| present(fleet, *slot)) {
-            let why = rooms.held_back(fleet, why, self.block_tokens)?;
+            let why = rooms.held_back(fleet, why, block_tokens)?;
             let at = match why {
                 HeldBack::Batch => 0,
                 HeldBack::Prompts => 1,
@@ -225,9 +216,18 @@ impl Gate {
         now < self.refusals_end && now < self.refused[slot]
     }
 
-    fn is_open(&self, rooms: &Rooms, fleet: &Fleet, slot: Slot, now: Duration) -> bool {
-        !self.refuses(slot, now) && rooms.open(fleet, slot, self.block_tokens)
+    fn is_open(&self, fleet: &Fleet, slot: Slot, now: Duration) -> bool {
+        fleet.columns.open[slot] && !self.refuses(slot, now)
     }
+
+    fn any_open(&self, fleet: &Fleet, slots: &[Slot], now: Duration) -> bool {
+        fleet.columns.open_count > 0 && slots.iter().any(|slot| self.is_open(fleet, *slot, now))
+    }
+}
+
+/// Tokens of the prompt and of a block.
+fn prompt(ask: &Ask<'_>) -> (f64, f64) {
+    (f64::from(ask.prompt_tokens), f64::from(ask.block_tokens.max(1)))
 }
 
 fn present(fleet: &Fleet, slot: Slot) -> bool {

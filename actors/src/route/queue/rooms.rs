@@ -1,6 +1,6 @@
 //! When a worker counts as taken.
 //!
-//! Called by [`crate::route::desk`]. Two bounds: while some worker is below the first one, requests go out at once; when none is, they
+//! Called by [`crate::route::fleet`] whenever something about a worker changed. Two bounds: while some worker is below the first one, requests go out at once; when none is, they
 //! wait in the queue, where they are still ordered by right and bound to no worker. The second one is the worker's own: beyond
 //! it it would refuse, or keep the request waiting for KV blocks. Both are judged by the worker's report and by what was given to
 //! it since: live sequences pin blocks, prompts that wait or were sent will take theirs. Pure.
@@ -108,14 +108,6 @@ impl Rooms {
             return true;
         }
         room >= need.sequences && (need.blocks == 0 || need.blocks <= self.blocks_left(fleet, slot, block_tokens))
-    }
-
-    /// True when every worker would take so much; false says nothing. Nearly always it is true, and worked out for several
-    /// workers at a time.
-    pub(in crate::route) fn all_fit(&self, fleet: &Fleet, need: Need, block_tokens: u32) -> bool {
-        (self.kv_percent == 0 || self.kv_percent >= 100)
-            && fleet.all_have_room(need.sequences)
-            && (self.kv_percent == 0 || fleet.all_have_blocks(need.blocks, block_tokens))
     }
 
     /// KV blocks that may still be promised on a worker. It keeps one in a hundred free itself.

@@ -76,7 +76,11 @@ proptest! {
         workers in prop::collection::vec((0u32..9, 0u32..4, 0u64..3_000, 0u32..1_200, Just(1u32), 0u32..8), 1..70),
         (sequences, blocks, kv_percent) in (1u32..6, 0u64..400, prop::sample::select(vec![0u32, 50, 100, 125])),
     ) {
-        let desk = fleet(&workers);
+        let (rooms, need) = (Rooms { kv_percent, ..Rooms::default() }, Need { sequences, blocks });
+        let mut desk = fleet(&workers).with_rooms(rooms);
+        let ask = Ask { block_tokens: 16, prompt_tokens: 16, ..Ask::default() };
+        // By the first request it is known how large blocks are.
+        desk.decide(&ask, &[], Duration::from_secs(1));
         let fleet = desk.fleet();
         let plain = |slot: usize| {
             let (places, in_flight) = (fleet.places[slot], fleet.in_flight(slot));
@@ -84,11 +88,12 @@ proptest! {
         };
         for slot in 0..fleet.width() {
             prop_assert_eq!(fleet.room(slot) >= sequences, plain(slot));
+            prop_assert_eq!(fleet.columns.open[slot], rooms.open(fleet, slot, 16));
         }
-        prop_assert_eq!(fleet.all_have_room(sequences), (0..fleet.width()).all(plain));
-        let (rooms, need) = (Rooms { kv_percent, ..Rooms::default() }, Need { sequences, blocks });
+        let open = fleet.columns.open.iter().filter(|open| **open).count();
+        prop_assert_eq!(fleet.columns.open_count, open);
         let fit = (0..fleet.width()).all(|slot| rooms.fits(fleet, slot, need, 16));
-        prop_assert!(fit || !rooms.all_fit(fleet, need, 16));
+        prop_assert_eq!(fleet.columns.all_take(sequences, blocks as f64 * 16.0, 16.0), fit);
         prop_assert!(fleet.all_sound(Duration::from_secs(1)));
     }
 }
