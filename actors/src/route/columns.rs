@@ -14,32 +14,41 @@ use super::{
 /// Which slot a holder of the prefix index has, found once and kept: workers come and go seldom, and a request may find
 /// thousands of holders. Bounds: one entry for each lane of the index.
 #[derive(Debug, Default)]
-pub(super) struct Lanes(Vec<Option<(Holder, Option<Slot>)>>);
+pub(super) struct Lanes {
+    holders: Vec<Option<Holder>>,
+    /// Beside them, in as few bytes as possible: a look-up runs down both.
+    slots: Vec<u32>,
+}
+
+/// Of a holder whose worker serves another model.
+const NOBODY: u32 = u32::MAX;
 
 impl Lanes {
     /// Workers came or went.
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.holders.clear();
+        self.slots.clear();
     }
 
     /// The slot of a holder; none when its worker serves another model.
+    #[inline]
     pub(super) fn slot(
         &mut self,
         holder: Holder,
         who: impl Fn(Holder) -> Option<WorkerId>,
         fleet: &Fleet,
     ) -> Option<Slot> {
-        if let Some(Some((known, slot))) = self.0.get(holder.lane())
-            && *known == holder
-        {
-            return *slot;
+        let lane = holder.lane();
+        if self.holders.get(lane) != Some(&Some(holder)) {
+            let slot = who(holder).and_then(|worker| fleet.slot(&worker));
+            if self.holders.len() <= lane {
+                self.holders.resize(lane + 1, None);
+                self.slots.resize(lane + 1, NOBODY);
+            }
+            self.holders[lane] = Some(holder);
+            self.slots[lane] = slot.and_then(|slot| u32::try_from(slot).ok()).unwrap_or(NOBODY);
         }
-        let slot = who(holder).and_then(|worker| fleet.slot(&worker));
-        if self.0.len() <= holder.lane() {
-            self.0.resize(holder.lane() + 1, None);
-        }
-        self.0[holder.lane()] = Some((holder, slot));
-        slot
+        self.slots.get(lane).filter(|slot| **slot != NOBODY).map(|slot| *slot as Slot)
     }
 }
 

@@ -201,6 +201,10 @@ impl Desk {
     }
 
     fn forget_hits(&mut self, hits: &[(Slot, u32)]) {
+        if hits.len() * 4 > self.hits.len() {
+            self.hits.fill(0);
+            return self.expected.clear();
+        }
         for (slot, _) in hits.iter().chain(&self.expected) {
             if let Some(hit) = self.hits.get_mut(*slot) {
                 *hit = 0;

@@ -6,6 +6,8 @@
 //! counts in full. Nor does a further copy of what many hold take anything from later requests. Called by the cost. Pure. Bounds: [`LEVELS`] depths; tables as long as the deepest hit, at most
 //! [`DEEPEST`] blocks.
 
+use super::pickers::FEW;
+
 /// Holders up to which a block counts in full.
 const HOLDERS: f64 = 2.0;
 /// Depths told apart; what is deeper than the last and not one of them counts as that deep.
@@ -42,22 +44,21 @@ impl Shared {
     fn count(&mut self, hits: &[u32]) {
         let Self { counts, held, told, .. } = self;
         let mut room = LEVELS;
-        for hit in hits {
+        // Most hold nothing, and are passed over together.
+        let some = hits.chunks(FEW).filter(|few| few.iter().fold(0, |any, hit| any | hit) > 0);
+        for hit in some.flatten().filter(|hit| **hit > 0) {
             let at = (*hit).min(DEEPEST) as usize;
             if at >= counts.len() {
                 held.resize(at / 64 + 1, 0);
                 told.resize(at / 64 + 1, 0);
                 counts.resize(held.len() * 64, 0);
             }
-            if counts[at] == 0 && at > 0 {
+            if counts[at] == 0 {
                 held[at / 64] |= 1 << (at % 64);
                 told[at / 64] |= u64::from(room > 0) << (at % 64);
                 room = room.saturating_sub(1);
             }
             counts[at] += 1;
-        }
-        if let Some(nothing) = counts.first_mut() {
-            *nothing = 0;
         }
     }
 
