@@ -17,7 +17,7 @@ use std::{
 use starling_ids::{Incarnation, RequestId, WorkerId};
 use starling_kv::index::{Holder, Overlap};
 
-pub use room::Takers;
+pub use room::{Hits, Takers};
 
 pub use super::{
     ask::{Ask, Decision, Ticket},

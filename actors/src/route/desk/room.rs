@@ -22,6 +22,24 @@ pub struct Takers {
     decode: Vec<f64>,
 }
 
+/// What workers hold of a prompt, as the prefix index said at one moment, in as few bytes as possible: one that waits keeps it for a
+/// while.
+#[derive(Debug, Default)]
+pub struct Hits {
+    /// Slot and leading blocks on its device.
+    hits: Vec<(u32, u32)>,
+    /// Slot and what it has on slower tiers.
+    below: Vec<(u32, Below)>,
+}
+
+impl Hits {
+    /// How many workers hold some of it.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.hits.len()
+    }
+}
+
 impl Desk {
     /// Whether some worker has room for one more request. Always, without rooms.
     #[must_use]
@@ -64,16 +82,32 @@ impl Desk {
         takers
     }
 
+    /// What the prefix index says of a prompt, by worker.
+    pub fn hits_of(&mut self, overlaps: &[Overlap], who: impl Fn(Holder) -> Option<WorkerId>) -> Hits {
+        let found = self.found(overlaps, who);
+        // Slots are far fewer.
+        let short = |slot: Slot| u32::try_from(slot).unwrap_or(u32::MAX);
+        let hits = found.iter().map(|(slot, depth)| (short(*slot), *depth)).collect();
+        let below = self.below.drain(..).enumerate().filter(|(_, below)| below.any());
+        let below = below.map(|(slot, below)| (short(slot), below)).collect();
+        self.found = found;
+        Hits { hits, below }
+    }
+
     /// How long a request's prompt would be computed, or loaded, at the worker that has least to do for it among those that take it.
     /// `None` when there is none.
-    pub fn prefill_among(
-        &mut self,
-        takers: &Takers,
-        ask: &Ask<'_>,
-        overlaps: &[Overlap],
-        who: impl Fn(Holder) -> Option<WorkerId>,
-    ) -> Option<Duration> {
-        let found = self.found(overlaps, who);
+    pub fn prefill_among(&mut self, takers: &Takers, ask: &Ask<'_>, held: &Hits) -> Option<Duration> {
+        let mut found = std::mem::take(&mut self.found);
+        found.clear();
+        found.extend(held.hits.iter().map(|(slot, depth)| (*slot as Slot, *depth)));
+        if !held.below.is_empty() {
+            self.below.resize(self.fleet.width(), Below::default());
+            for (slot, below) in &held.below {
+                if let Some(place) = self.below.get_mut(*slot as Slot) {
+                    *place = *below;
+                }
+            }
+        }
         self.note_hits(ask, &found);
         let question = Question { ask, fleet: &self.fleet, hits: &self.hits, below: &self.below, draw: 0 };
         let least = [&takers.decode, &takers.left].into_iter().find_map(|left| least(&question, left));
@@ -92,7 +126,8 @@ impl Desk {
     ) -> Option<Duration> {
         let there = |slot| if self.fleet.life(slot).is_some() { f64::INFINITY } else { -1.0 };
         let left = (0..self.fleet.width()).map(there).collect();
-        self.prefill_among(&Takers { left, decode: Vec::new() }, ask, overlaps, who)
+        let held = self.hits_of(overlaps, who);
+        self.prefill_among(&Takers { left, decode: Vec::new() }, ask, &held)
     }
 
     /// How long the request waited in the queue before it was decided and what for, for its receipt.
@@ -149,7 +184,7 @@ mod tests {
                 prefill_tokens: *queued,
                 blocks_pinned: 1_089 - free,
                 rates: Some(Rates { prefill_ms_per_token: f64::from(*speed), ..Rates::default() }),
-                tiers: Some(TierRates { host_ms: 1.0, disk_ms: 1.0, disk_wait_ms: 0.0 }),
+                tiers: Some(TierRates { host_ms: 1.0, disk_ms: 1.0, ..TierRates::default() }),
                 ..Heard::default()
             };
             desk.hear(&worker, Incarnation(1), heard);

@@ -5,6 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::rooms::HeldBack;
+use crate::route::desk::Hits;
 
 /// What a request brings to the queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub struct Entry<T> {
     pub payload: T,
     pub(super) key: u64,
     pub(super) parked: bool,
+    /// What the caches held of its prompt when that was looked up last, and when that was.
+    pub(super) seen: Option<(Duration, Hits)>,
 }
 
 /// Why a request is not let in, or not kept.

@@ -314,7 +314,7 @@ impl<T> Queue<T> {
         self.ages.insert((now, place));
         self.deadlines.insert((self.limit(&claim, now), place));
         self.count(&claim, true);
-        self.entries.insert(place, Entry { claim, since: now, held_back, payload, key, parked: false });
+        self.entries.insert(place, Entry { claim, since: now, held_back, payload, key, parked: false, seen: None });
         place
     }
 }

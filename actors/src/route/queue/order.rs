@@ -2,19 +2,27 @@
 //!
 //! Called by [`super::Queue`] when a request comes and by [`super::turns`] before one is given away. What is cached changes while
 //! requests wait: blocks of one that was given away are there for its siblings a moment later, others are evicted. So those in
-//! front are looked at again before each turn, and of the rest a few more each time, in rotation. Pure.
-//! Bounds: [`FRONT`] and [`MORE`] lookups a turn.
+//! front are looked at again before each turn, and of the rest a few more each time, in rotation. What the caches hold of one is
+//! looked up at most once in [`SEEN_FOR`], so that thousands of turns a second do not look up the same prompts each time. Pure.
+//! Bounds: [`FRONT`] and [`MORE`] looks a turn, and [`SEEN_MAX`] holders remembered of each that waits.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::{Claim, Place, Queue, QueueConfig, class_of};
+use crate::route::desk::Hits;
 
 /// Of those next in line, so many are looked at again before each turn.
 pub const FRONT: usize = 8;
 /// Of those behind them that could go before the first one, so many, in rotation.
 pub const MORE: usize = 16;
+
+/// How long what the caches hold of a waiting prompt counts as known: blocks come and go by whole steps of the engines, and news of
+/// them travel as long.
+pub(super) const SEEN_FOR: Duration = Duration::from_millis(20);
+/// Holders up to which it is kept; 8 bytes each.
+const SEEN_MAX: usize = 2_048;
 
 /// What goes first inside a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -70,6 +78,19 @@ impl<T> Queue<T> {
         let some = (front, most.saturating_sub(front));
         let lane = self.lanes.get_mut(&class_of(&entry.claim));
         lane.map(|lane| lane.looks(&entry.claim.tenant, turn, some, passed)).unwrap_or_default()
+    }
+
+    /// What the caches held of a waiting request's prompt, if that was looked up lately.
+    pub(super) fn seen(&self, place: Place, now: Duration) -> Option<&Hits> {
+        let (at, hits) = self.entries.get(&place)?.seen.as_ref()?;
+        (now.saturating_sub(*at) < SEEN_FOR).then_some(hits)
+    }
+
+    /// It was looked up.
+    pub(super) fn see(&mut self, place: Place, hits: Hits, now: Duration) {
+        if let Some(entry) = self.entries.get_mut(&place) {
+            entry.seen = Some((now, hits)).filter(|(_, hits)| hits.workers() <= SEEN_MAX);
+        }
     }
 
     /// What a waiting request needs to compute was found out anew.

@@ -224,8 +224,13 @@ fn look_again<T: Waits>(queue: &mut Queue<T>, desk: &mut Desk, caches: &impl Cac
             kinds.push((place, ask.overdue, desk.takers(&ask, now)));
             kinds.len() - 1
         });
-        let overlaps = caches.overlaps(ask.hashes);
-        let prefill = desk.prefill_among(&kinds[at].2, &ask, &overlaps, |holder| caches.who(holder));
+        let fresh = queue.seen(place, now).is_none();
+        let hits = fresh.then(|| desk.hits_of(&caches.overlaps(ask.hashes), |holder| caches.who(holder)));
+        let known = hits.as_ref().or_else(|| queue.seen(place, now));
+        let prefill = known.and_then(|hits| desk.prefill_among(&kinds[at].2, &ask, hits));
+        if let Some(hits) = hits {
+            queue.see(place, hits, now);
+        }
         if let Some(prefill) = prefill {
             queue.judge(place, prefill);
         }

@@ -225,7 +225,7 @@ fn siblings_follow_the_first_of_them() {
     let mut order = Vec::new();
     for step in 0..12 {
         // Each time one worker has room for one, which it has computed by the next time.
-        let now = ms(20 + step);
+        let now = ms(20 + 20 * step);
         shard.hear([1_535, 1_536], 0, now);
         for (entry, decision) in hand_out(&mut shard.queue, &mut shard.desk, &shard.known, now) {
             order.push(entry.payload.request);
@@ -251,6 +251,30 @@ fn the_lookups_of_a_turn_are_bounded_and_there_are_none_without_room() {
     shard.hear([1_535, 1_536], 0, ms(2));
     assert_eq!(shard.hand_out(ms(2)).len(), 1);
     assert!(*shard.known.lookups.borrow() <= crate::route::queue::order::FRONT + crate::route::queue::order::MORE + 1);
+}
+
+#[test]
+fn what_the_caches_hold_of_a_waiting_prompt_is_looked_up_once_in_a_while() {
+    let mut shard = Shard::new();
+    shard.hear([1_536, 1_536], 0, ms(0));
+    for request in 0..20 {
+        shard.wait(request, &chain(request, 4), ms(0));
+    }
+    let lookups = |shard: &mut Shard, at| {
+        *shard.known.lookups.borrow_mut() = 0;
+        shard.hear([1_535, 1_536], 0, ms(at));
+        let gone = hand_out(&mut shard.queue, &mut shard.desk, &shard.known, ms(at));
+        assert_eq!(gone.len(), 1);
+        assert!(shard.desk.release(gone[0].1.ticket));
+        *shard.known.lookups.borrow()
+    };
+    assert_eq!(lookups(&mut shard, 1), 20 + 1, "each that waits, and the one that goes");
+    for at in 2..10 {
+        assert_eq!(lookups(&mut shard, at), 1, "the one that goes");
+    }
+    shard.wait(99, &chain(99, 4), ms(10));
+    assert_eq!(lookups(&mut shard, 10), 1 + 1, "one that came");
+    assert_eq!(lookups(&mut shard, 21), 10 + 1, "all but the one that came later");
 }
 
 #[test]
