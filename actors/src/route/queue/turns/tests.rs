@@ -262,7 +262,7 @@ fn what_the_caches_hold_of_a_waiting_prompt_is_looked_up_once_in_a_while() {
     }
     let lookups = |shard: &mut Shard, at| {
         *shard.known.lookups.borrow_mut() = 0;
-        shard.hear([1_535, 1_536], 0, ms(at));
+        shard.hear([1_535, 9_000], 0, ms(at));
         let gone = hand_out(&mut shard.queue, &mut shard.desk, &shard.known, ms(at));
         assert_eq!(gone.len(), 1);
         assert!(shard.desk.release(gone[0].1.ticket));
