@@ -223,19 +223,7 @@ impl Node {
         let ways = Ways { only: config.kv_transport, ucx };
         let (router, joins) = (config.roles.router, !config.seeds.is_empty());
         let (engine, planner) = (config.manner.clone(), config.planner.clone());
-        let options = NodeOptions {
-            worker,
-            router,
-            policy,
-            tiers,
-            engine,
-            ways,
-            queue,
-            spread,
-            planner,
-            joins,
-            ..NodeOptions::default()
-        };
+        let options = NodeOptions { worker, router, policy, tiers, engine, ways, queue, spread, planner, joins };
         let cast = step("cast", tree::Node::start(mesh, options)).await?;
         let ready = Arc::new(AtomicBool::new(false));
         let http = start_http(config, mesh, &cast, metrics, ready.clone()).await?;

@@ -176,8 +176,7 @@ mod tests {
         for (at, (running, queued, free, role, speed, ..)) in made.iter().enumerate() {
             let worker = WorkerId { node: NodeId::new("n").expect("name"), index: at as u16 };
             let role = [Role::Both, Role::Both, Role::Decode, Role::Prefill][usize::from(*role)];
-            let places =
-                Places { sequences: 8, waiting: 4, step_tokens: 512, blocks: 1_000, role, ..Places::default() };
+            let places = Places { sequences: 8, waiting: 4, step_tokens: 512, blocks: 1_000, role };
             desk.seat(&worker, Incarnation(1), places, Standing::Sound);
             let heard = Heard {
                 running: *running,
