@@ -1,9 +1,9 @@
 """A real llama.cpp server behind `starling up --engine llama.cpp`: are answers those of the server itself?
 
-    cargo build --release && python bench/sidecar.py --model FILE [--binary target/release/starling] [--tokens 32]
+    cargo build --release && python bench/sidecar.py --model FILE [--engine openai] [--binary target/release/starling] [--tokens 32]
 
 Starts two servers (PyPI `xllamacpp`) and a node in front of each, asks every prompt of prompts.json of one server alone and of
-the cluster, and compares the tokens' texts; then measures the time to the first token through the cluster and without it, stops
+the cluster, and compares the texts; with `--engine openai` over text alone; then measures the time to the first token through the cluster and without it, stops
 the server in whose hands a long answer is, and looks whether that goes on at the other. Needs `pip install xllamacpp`.
 """
 
@@ -49,7 +49,7 @@ class Node:
 
     def __init__(self, args, server, folder, seed=None):
         verb = ["join", seed.address, "--key-file", os.path.join(seed.folder, "cluster.key")] if seed else ["up"]
-        line = [args.binary, *verb, "--engine", "llama.cpp", "--engine-url", server.url, "--model", args.model]
+        line = [args.binary, *verb, "--engine", args.engine, "--engine-url", server.url, "--model", args.model]
         line += ["--bind", "127.0.0.1:0", "--data-dir", folder, "--log-level", "warn"]
         line += [] if seed else ["--http", "127.0.0.1:0"]
         self.folder = folder
@@ -95,9 +95,10 @@ def through(node, prompt, tokens):
     return "".join(event["choices"][0]["text"] for _, event in events), first
 
 
-def survive(node, servers):
+def survive(args, node, servers):
     """Kills the server that computes a long answer; the pieces of text before and after."""
-    body = {"model": node.model, "prompt": "Once upon a time", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    body = {"model": node.model, "prompt": "Once upon a time", "max_tokens": 200, "temperature": 0}
+    body |= {"ignore_eos": True} if args.engine == "llama.cpp" else {}
     before, after, killed = "", "", None
     for _, event in stream(node.http, "/v1/completions", body):
         if "error" in event:
@@ -124,6 +125,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--binary", default=os.path.join(HERE, "..", "target", "release", "starling"))
+    parser.add_argument("--engine", choices=["llama.cpp", "openai"], default="llama.cpp")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
@@ -158,7 +160,7 @@ def report(args, servers, nodes):
     ms = lambda times: round(statistics.median(times) * 1000, 1)  # noqa: E731
     print(json.dumps({"first_token_ms_alone": ms(own), "first_token_ms_through": ms(ours)}))
     whole, _ = alone(servers[0], "Once upon a time", 200)
-    before, after, error = survive(nodes[0], servers)
+    before, after, error = survive(args, nodes[0], servers)
     print(json.dumps({"killed_after_characters": len(before), "after_it": len(after), "error": error}))
     print(json.dumps({"continued_as_alone": (before + after).startswith(whole[:300])}))
 

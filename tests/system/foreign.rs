@@ -112,11 +112,15 @@ impl Drop for Foreign {
 impl Foreign {
     /// On free ports.
     pub(crate) fn start() -> Self {
-        Self::at([0; 3])
+        Self::on([free(), free(), free()])
     }
 
-    /// On these ports; 0 takes a free one.
+    /// On these ports, which one that is gone had.
     pub(crate) fn at(ports: [u16; 3]) -> Self {
+        Self::on(ports.map(|port| std::net::TcpListener::bind(("127.0.0.1", port)).unwrap()))
+    }
+
+    fn on(listeners: [std::net::TcpListener; 3]) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let shared = Arc::new(Shared {
             wrong: Mutex::new(Wrong::Nothing),
@@ -131,12 +135,10 @@ impl Foreign {
         });
         let inside = runtime.enter();
         // The caller may be inside of a runtime, so nothing here waits.
-        let bind = |port: u16| {
-            let listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+        let [http, events, replay] = listeners.map(|listener| {
             listener.set_nonblocking(true).unwrap();
             TcpListener::from_std(listener).unwrap()
-        };
-        let [http, events, replay] = ports.map(bind);
+        });
         let addresses = [&http, &events, &replay].map(|listener| listener.local_addr().unwrap());
         let app = router().with_state(shared.clone());
         // Dropped with the runtime.
@@ -219,6 +221,18 @@ impl Shared {
             parent = Some(hash);
         }
         cached.min(prompt.len().saturating_sub(1))
+    }
+}
+
+/// A listener on a port that the system gives to nobody who asks for any: one that is gone can have it again.
+fn free() -> std::net::TcpListener {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    loop {
+        let turn = NEXT.fetch_add(1, Ordering::SeqCst) + std::process::id() as usize * 61;
+        let port = u16::try_from(20_000 + turn % 12_000).unwrap();
+        if let Ok(listener) = std::net::TcpListener::bind(("127.0.0.1", port)) {
+            return listener;
+        }
     }
 }
 
