@@ -6,6 +6,7 @@
 //! [`embedded`] computes a real model on the CPU, [`simulated`] predicts how long a step would take. [`sidecar`] fronts an
 //! engine in another process, which has its own; it alone has a thread and sockets.
 
+pub mod around;
 pub mod backend;
 pub mod bundle;
 pub mod contract;

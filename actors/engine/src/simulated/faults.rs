@@ -14,19 +14,12 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use starling_ids::{BlockHash, TokenId};
-use starling_kv::{
-    events::KvEvent,
-    hash::HashSeed,
-    tier::{DiskError, TierInventory, TierOptions, TierReader, TierStats},
-};
+use starling_kv::events::KvEvent;
 use thiserror::Error;
 
-use crate::{
-    backend::{BlockSlot, KvMemory},
-    contract::{
-        Adoption, Capabilities, Carried, Engine, EngineError, EngineLoad, ExportedBlock, FinishReason, HandedOver,
-        SampledToken, SequenceDelta, SequenceId, SequenceRequest, StepOutput, SubmitError,
-    },
+use crate::contract::{
+    Engine, EngineError, ExportedBlock, FinishReason, SampledToken, SequenceDelta, SequenceId, SequenceRequest,
+    StepOutput, SubmitError,
 };
 
 /// How many times as long a step may be made to take.
@@ -212,8 +205,9 @@ fn wrong(event: KvEvent) -> Option<KvEvent> {
 }
 
 impl Engine for Faulty {
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
+    crate::hand_on! {
+        capabilities load inventory export_block memory lend give_back reserve adopt lend_live hand_over take_over
+        open_tiers tier_inventory tier_stats tier_reader close
     }
 
     fn submit(&mut self, request: SequenceRequest) -> Result<(), SubmitError> {
@@ -244,53 +238,9 @@ impl Engine for Faulty {
         Ok(output)
     }
 
-    fn load(&self) -> EngineLoad {
-        self.inner.load()
-    }
-
-    fn inventory(&self) -> Vec<(Option<BlockHash>, BlockHash)> {
-        self.inner.inventory()
-    }
-
-    fn export_block(&self, hash: BlockHash) -> Option<ExportedBlock> {
-        self.inner.export_block(hash)
-    }
-
     fn import_block(&mut self, block: &ExportedBlock) -> Result<Vec<KvEvent>, EngineError> {
         let events = self.inner.import_block(block)?;
         Ok(self.told(events))
-    }
-
-    fn memory(&self) -> Option<KvMemory> {
-        self.inner.memory()
-    }
-
-    fn lend(&mut self, hashes: &[BlockHash], tokens: &[TokenId], from: usize) -> Vec<BlockSlot> {
-        self.inner.lend(hashes, tokens, from)
-    }
-
-    fn give_back(&mut self, slots: &[BlockSlot]) {
-        self.inner.give_back(slots);
-    }
-
-    fn reserve(&mut self, blocks: usize) -> Option<Vec<BlockSlot>> {
-        self.inner.reserve(blocks)
-    }
-
-    fn adopt(&mut self, seed: HashSeed, tokens: &[TokenId], first: usize, slots: &[BlockSlot]) -> Adoption {
-        self.inner.adopt(seed, tokens, first, slots)
-    }
-
-    fn lend_live(&mut self, id: SequenceId, from: usize) -> Option<Vec<BlockSlot>> {
-        self.inner.lend_live(id, from)
-    }
-
-    fn hand_over(&mut self, id: SequenceId, from: usize) -> Option<HandedOver> {
-        self.inner.hand_over(id, from)
-    }
-
-    fn take_over(&mut self, request: SequenceRequest, carried: Carried) -> Result<(), SubmitError> {
-        self.inner.take_over(request, carried)
     }
 
     fn take_events(&mut self) -> Vec<KvEvent> {
@@ -301,26 +251,6 @@ impl Engine for Faulty {
     fn clear_cache(&mut self) -> Vec<KvEvent> {
         let events = self.inner.clear_cache();
         self.told(events)
-    }
-
-    fn open_tiers(&mut self, options: &TierOptions) -> Result<(), DiskError> {
-        self.inner.open_tiers(options)
-    }
-
-    fn tier_inventory(&self) -> Vec<TierInventory> {
-        self.inner.tier_inventory()
-    }
-
-    fn tier_stats(&self) -> Option<TierStats> {
-        self.inner.tier_stats()
-    }
-
-    fn tier_reader(&self) -> Option<TierReader> {
-        self.inner.tier_reader()
-    }
-
-    fn close(&mut self, limit: Duration) {
-        self.inner.close(limit);
     }
 }
 

@@ -7,15 +7,12 @@
 use std::{path::PathBuf, time::Duration};
 
 use starling_engine::{
-    Capabilities, Engine, EngineError, EngineLoad, ModelCard, SequenceId, SequenceRequest, StepOutput, SubmitError,
-    TokenizerBundle,
+    Capabilities, Engine, ModelCard, SequenceId, SequenceRequest, SubmitError, TokenizerBundle,
     backend::{BlockSlot, KvMemory},
-    contract::ExportedBlock,
     scheduler::{Adoption, Carried, HandedOver},
 };
 use starling_ids::BlockHash;
 use starling_kv::{
-    events::KvEvent,
     hash::HashSeed,
     layout::{KvLayout, KvOrder, Piece, convert},
     transport::Region,
@@ -78,36 +75,12 @@ fn copy((from, from_layout): &(KvMemory, KvLayout), (to, to_layout): &(KvMemory,
 }
 
 impl Engine for Behind {
+    starling_engine::hand_on! {
+        submit cancel step load inventory export_block import_block give_back reserve take_events clear_cache
+    }
+
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-
-    fn submit(&mut self, request: SequenceRequest) -> Result<(), SubmitError> {
-        self.inner.submit(request)
-    }
-
-    fn cancel(&mut self, id: SequenceId) -> bool {
-        self.inner.cancel(id)
-    }
-
-    fn step(&mut self) -> Result<StepOutput, EngineError> {
-        self.inner.step()
-    }
-
-    fn load(&self) -> EngineLoad {
-        self.inner.load()
-    }
-
-    fn inventory(&self) -> Vec<(Option<BlockHash>, BlockHash)> {
-        self.inner.inventory()
-    }
-
-    fn export_block(&self, hash: BlockHash) -> Option<ExportedBlock> {
-        self.inner.export_block(hash)
-    }
-
-    fn import_block(&mut self, block: &ExportedBlock) -> Result<Vec<KvEvent>, EngineError> {
-        self.inner.import_block(block)
     }
 
     fn memory(&self) -> Option<KvMemory> {
@@ -118,14 +91,6 @@ impl Engine for Behind {
         let slots = self.inner.lend(hashes, tokens, from);
         copy(&self.inside, &self.outside, &slots);
         slots
-    }
-
-    fn give_back(&mut self, slots: &[BlockSlot]) {
-        self.inner.give_back(slots);
-    }
-
-    fn reserve(&mut self, blocks: usize) -> Option<Vec<BlockSlot>> {
-        self.inner.reserve(blocks)
     }
 
     fn adopt(&mut self, seed: HashSeed, tokens: &[TokenId], first: usize, slots: &[BlockSlot]) -> Adoption {
@@ -148,14 +113,6 @@ impl Engine for Behind {
     fn take_over(&mut self, request: SequenceRequest, carried: Carried) -> Result<(), SubmitError> {
         copy(&self.outside, &self.inside, &carried.came);
         self.inner.take_over(request, carried)
-    }
-
-    fn take_events(&mut self) -> Vec<KvEvent> {
-        self.inner.take_events()
-    }
-
-    fn clear_cache(&mut self) -> Vec<KvEvent> {
-        self.inner.clear_cache()
     }
 }
 
