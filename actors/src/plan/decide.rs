@@ -66,6 +66,8 @@ pub struct Plan {
     past: VecDeque<Past>,
     /// Looks in a row that missed a target, with the same workers.
     missed: u32,
+    /// So many workers missed a target for long, at so many requests a second: whatever was reckoned, they are too few.
+    too_few: Option<(u32, f64)>,
     /// Workers at the last look.
     fleet: Option<Fleet>,
     cool_until: Duration,
@@ -90,6 +92,7 @@ impl Plan {
             shape: Shape::default(),
             past: VecDeque::new(),
             missed: 0,
+            too_few: None,
             fleet: None,
             cool_until: now + rules.cool(),
             pending: None,
@@ -115,6 +118,9 @@ impl Plan {
         let need = need::need(observation, &self.shape, forecast, fleet, (&self.rules, lasting));
         if known {
             self.missed = if need.ttft_missed || need.itl_missed { self.missed.saturating_add(1) } else { 0 };
+            if lasting && self.missed > 0 {
+                self.too_few = Some((fleet.total(), forecast));
+            }
             self.past.push_back(Past { sides: need.sides, flow: need.flow });
             while self.past.len() > self.rules.down_looks.max(self.rules.up_looks).max(1) {
                 self.past.pop_front();
@@ -397,6 +403,12 @@ impl Plan {
         let Some((after, role)) = best else {
             return Decision::hold("the workers suffice and none is too many");
         };
+        if let Some((few, rate)) = self.too_few
+            && after.total() <= few
+            && self.predictor.next() > rate * EASY
+        {
+            return Decision::hold(format!("{few} workers missed a target at {rate:.1} requests a second"));
+        }
         if self.past.len() < self.rules.down_looks {
             return Decision::hold(format!("one {role} worker may be too many; it is not known for long enough"));
         }

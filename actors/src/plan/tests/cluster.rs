@@ -12,6 +12,10 @@ use crate::{
 /// Parts of an interval that are reckoned one by one.
 const PARTS: u32 = 20;
 
+/// Prompts that wait for a worker, in milliseconds of its work, and answers, at most.
+const QUEUE_MS: f64 = 30_000.0;
+const ANSWERS: f64 = 256.0;
+
 /// What comes in.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Load {
@@ -46,6 +50,8 @@ pub(super) struct Cluster {
     ended: f64,
     /// Looks that a new worker takes.
     pub(super) start_looks: u32,
+    /// By how much its workers are slower than they say.
+    pub(super) slower: f64,
     /// Whether what starts and stops workers fails.
     pub(super) fails: bool,
     /// What was carried out, and when.
@@ -66,6 +72,7 @@ impl Cluster {
             arrived: 0.0,
             ended: 0.0,
             start_looks: 1,
+            slower: 1.0,
             fails: false,
             changes: Vec::new(),
             last: None,
@@ -145,21 +152,26 @@ impl Cluster {
         let (fleet, mut seen) = (self.fleet(), Seen::default());
         let (window, part) = (self.rules.interval, self.rules.interval.as_secs_f64() / f64::from(PARTS));
         let (mut prefilled, mut generated) = (0.0, 0.0);
-        let prompt_ms = load.prompt * RATES.prefill_ms_per_token;
+        let token_ms = RATES.prefill_ms_per_token * self.slower;
+        let prompt_ms = load.prompt * token_ms;
         for _ in 0..PARTS {
             self.arrived += load.rate * part;
             self.prompts_ms += load.rate * part * prompt_ms;
             let shares = self.shares(fleet, load);
             let done = self.prompts_ms.min(shares.0 * part * 1e3);
             self.prompts_ms -= done;
-            prefilled += done / RATES.prefill_ms_per_token;
+            prefilled += done / token_ms;
             self.running += done / prompt_ms.max(1e-9);
             let batch = (self.running / shares.1.max(1e-9)).min(64.0);
-            let step_ms = RATES.step_ms + batch * RATES.decode_ms_per_sequence;
+            let step_ms = (RATES.step_ms + batch * RATES.decode_ms_per_sequence) * self.slower;
             let tokens = (batch * shares.1 / step_ms * part * 1e3).min(self.running * load.answer);
             generated += tokens;
             self.running -= tokens / load.answer;
             self.ended += tokens / load.answer;
+            // More than that is refused, as a router does.
+            let workers = f64::from(fleet.total());
+            self.prompts_ms = self.prompts_ms.min(QUEUE_MS * workers);
+            self.running = self.running.min(ANSWERS * workers);
             let wait_ms = self.prompts_ms / shares.0.max(1e-9);
             for _ in 0..take(&mut self.arrived) {
                 seen.arrived(load.prompt as u32);
@@ -178,7 +190,7 @@ impl Cluster {
 
     /// Workers' time for prompts and for answers, as engines share it out: prompts first.
     fn shares(&self, fleet: Fleet, load: Load) -> (f64, f64) {
-        let prompts = load.rate * load.prompt * RATES.prefill_ms_per_token / 1e3 + self.prompts_ms / 1e3;
+        let prompts = load.rate * load.prompt * RATES.prefill_ms_per_token * self.slower / 1e3 + self.prompts_ms / 1e3;
         let (own, others) = (f64::from(fleet.prefill), f64::from(fleet.decode));
         let both = if own + f64::from(fleet.both) == 0.0 { others } else { f64::from(fleet.both) };
         let lent = (prompts - own).clamp(0.0, both * 0.9);

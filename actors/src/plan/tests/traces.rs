@@ -1,6 +1,8 @@
 //! Loads over time: the planner follows them, comes to rest, and does not swing.
 
-use proptest::prelude::*;
+use std::time::Duration;
+
+use proptest::{prelude::*, test_runner::RngSeed};
 
 use super::cluster::{Cluster, Load};
 use crate::plan::{Action, Fleet, Rules, predict::PredictorKind};
@@ -112,6 +114,18 @@ fn the_last_worker_that_answers_becomes_one_for_both() {
     assert_eq!(cluster.fleet(), Fleet { both: 1, prefill: 1, decode: 0 }, "{:?}", cluster.last);
 }
 
+#[test]
+fn workers_slower_than_they_say_are_made_up_for_and_not_sent_away_again() {
+    all_kinds(|rules| {
+        let mut cluster = Cluster::new(BOTH, rules);
+        cluster.slower = 1.7;
+        let numbers = run(&mut cluster, std::iter::repeat_n(load(12.0), 500));
+        // One goes by what they say, comes back for the target that is missed then, and stays.
+        assert!(turns(&numbers) <= 3, "{numbers:?}");
+        assert!(numbers[200..].windows(2).all(|pair| pair[0] == pair[1]), "{numbers:?}");
+    });
+}
+
 /// Loads that jump about.
 fn jumps() -> impl Strategy<Value = Vec<(u32, Load)>> {
     let one = (1u32..30, 0.0f64..60.0, 10.0f64..3_000.0, 2.0f64..400.0);
@@ -122,7 +136,8 @@ fn jumps() -> impl Strategy<Value = Vec<(u32, Load)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    // The same loads each time: a rare one found by chance is for whoever looks for it, not for who changes something else.
+    #![proptest_config(ProptestConfig { cases: 64, rng_seed: RngSeed::Fixed(7), ..ProptestConfig::default() })]
 
     /// Whatever comes: bounds are kept, one change at a time, each cooled down from, and a steady load comes to rest.
     #[test]
@@ -140,9 +155,12 @@ proptest! {
         let able = |fleet: Fleet| fleet.keeps(1);
         let mut kept = able(cluster.fleet());
         let steady = jumps.last().map(|(_, load)| *load).expect("one");
+        let mut numbers = Vec::new();
         for (looks, load) in jumps.into_iter().chain([(900, steady)]) {
+            numbers.clear();
             for _ in 0..looks {
                 cluster.look(load);
+                numbers.push(cluster.fleet().total());
                 prop_assert!(cluster.processes() <= 10, "{:?}", cluster.changes);
                 prop_assert!(cluster.fleet().total() >= 1);
                 prop_assert!(!kept || able(cluster.fleet()), "{:?}", cluster.changes);
@@ -153,8 +171,13 @@ proptest! {
         // A drain and the stop that follows it are one change.
         let begun: Vec<_> = cluster.changes.iter().filter(|(_, action)| !matches!(action, Action::Scale { remove, .. } if !remove.is_empty())).collect();
         prop_assert!(begun.windows(2).all(|pair| pair[1].0 - pair[0].0 >= cool), "{:?}", cluster.changes);
-        let rest = cluster.now - rules.interval * 120;
-        let late: Vec<_> = cluster.changes.iter().filter(|(at, _)| *at > rest).collect();
+        // What the load before asked for may still be given, and what has piled up takes more for a while.
+        prop_assert!(turns(&numbers) <= 2, "{:?} {:?}", numbers, cluster.last);
+        let late = |(at, action): &&(Duration, Action)| {
+            let settles = matches!(action, Action::Drain { .. }) || matches!(action, Action::Scale { remove, .. } if !remove.is_empty());
+            *at > cluster.now - rules.interval * 300 && !settles
+        };
+        let late: Vec<_> = cluster.changes.iter().filter(late).collect();
         prop_assert!(late.is_empty(), "not at rest: {:?} {:?}", late, cluster.last);
     }
 }
