@@ -34,6 +34,9 @@ const KINDS_ALL: usize = 128;
 /// each it is gone through them which of them take it.
 const WIDTH: usize = 1_024;
 
+/// With fewer workers than this turns are few, and each goes by what the caches hold at that moment.
+const REMEMBERS: usize = 64;
+
 /// A request that can wait.
 pub trait Waits {
     /// What it asks for.
@@ -224,7 +227,7 @@ fn look_again<T: Waits>(queue: &mut Queue<T>, desk: &mut Desk, caches: &impl Cac
             kinds.push((place, ask.overdue, desk.takers(&ask, now)));
             kinds.len() - 1
         });
-        let fresh = queue.seen(place, now).is_none();
+        let fresh = width < REMEMBERS || queue.seen(place, now).is_none();
         let hits = fresh.then(|| desk.hits_of(&caches.overlaps(ask.hashes), |holder| caches.who(holder)));
         let known = hits.as_ref().or_else(|| queue.seen(place, now));
         let prefill = known.and_then(|hits| desk.prefill_among(&kinds[at].2, &ask, hits));

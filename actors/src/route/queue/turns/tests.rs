@@ -256,6 +256,10 @@ fn the_lookups_of_a_turn_are_bounded_and_there_are_none_without_room() {
 #[test]
 fn what_the_caches_hold_of_a_waiting_prompt_is_looked_up_once_in_a_while() {
     let mut shard = Shard::new();
+    // So many workers, that it pays; the others take nothing.
+    for index in 2..64 {
+        shard.desk.seat(&worker(index), LIFE, Places::default(), Standing::Draining);
+    }
     shard.hear([1_536, 1_536], 0, ms(0));
     for request in 0..20 {
         shard.wait(request, &chain(request, 4), ms(0));
