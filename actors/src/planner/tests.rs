@@ -23,7 +23,9 @@ async fn rows(rig: &Rig) -> Vec<PlanRow> {
 fn options(workers: u16, router: bool) -> NodeOptions {
     let model = Arc::new(TestModel::slow(2));
     let role = WorkerRole { model, engine: "test".to_owned(), count: workers, duty: Role::Both };
-    let rules = Rules { interval: Duration::from_millis(100), ..Rules::default() };
+    // No target is missed however slow the machine is: what is planned follows from the counts alone.
+    let (ttft_ms, itl_ms) = (60_000.0, 60_000.0);
+    let rules = Rules { interval: Duration::from_millis(100), ttft_ms, itl_ms, ..Rules::default() };
     let planner = PlannerOptions { rules, hook: None };
     NodeOptions { worker: (workers > 0).then_some(role), router, planner, ..NodeOptions::default() }
 }
