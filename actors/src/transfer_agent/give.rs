@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{
-    hold::{GrantGuard, Held, STUCK, Work, grant, hear, issue},
+    hold::{GrantGuard, Held, STUCK, Work, grant, hear, issue, say},
     raise::{Filled, raise},
     wire::Told,
 };
@@ -142,11 +142,8 @@ pub(super) async fn serve(held: &Held, tx: &StreamTx, rx: &mut StreamRx) -> End 
                 vec![Told::Alive]
             },
         };
-        for told in told {
-            let Ok(bytes) = rmp_serde::to_vec(&told) else { return End::Broken };
-            if tx.send(bytes.into()).await.is_err() {
-                return End::PeerGone;
-            }
+        if let Err(end) = say(tx, told).await {
+            return end;
         }
     }
 }

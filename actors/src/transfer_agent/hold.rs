@@ -228,6 +228,15 @@ async fn hold(held: Held, ended: oneshot::Receiver<End>, (tx, mut rx): (StreamTx
     drop(rx);
 }
 
+/// Tells the taker, in order.
+pub(super) async fn say(tx: &StreamTx, told: Vec<Told>) -> Result<(), End> {
+    for told in told {
+        let bytes = rmp_serde::to_vec(&told).map_err(|_| End::Broken)?;
+        tx.send(bytes.into()).await.map_err(|_| End::PeerGone)?;
+    }
+    Ok(())
+}
+
 /// Takes a word of the taker. Without an end the ticket goes on; an unreadable word or one of another attempt is a renewal
 /// that renews nothing.
 pub(super) fn hear(held: &Held, bytes: &[u8], grants: &GrantGuard) -> Result<Word, End> {

@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use super::{
-    hold::{GrantGuard, Held, STUCK, Work, grant, hear},
+    hold::{GrantGuard, Held, STUCK, Work, grant, hear, say},
     wire::Told,
 };
 use crate::{
@@ -90,11 +90,8 @@ pub(super) async fn serve(held: &Held, attempt: Option<AttemptId>, tx: &StreamTx
                 vec![Told::Alive]
             },
         };
-        for told in told {
-            let Ok(bytes) = rmp_serde::to_vec(&told) else { return End::Broken };
-            if tx.send(bytes.into()).await.is_err() {
-                return End::PeerGone;
-            }
+        if let Err(end) = say(tx, told).await {
+            return end;
         }
     }
 }
